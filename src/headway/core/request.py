@@ -1,0 +1,139 @@
+"""A request and the moves it may make.
+
+Rule 1: every change of state goes through :meth:`Request.move`, which looks it up in ``TRANSITIONS``. The state
+diagram in docs/design/states.md is drawn from that table.
+
+Rule 2: while a request is running, its progress lives in the scheduler's columns; the fields here are written
+back when it leaves its slot.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+
+import numpy as np
+
+from headway.config import SamplingParams
+from headway.core.plan import Int32
+
+
+class Status(enum.Enum):
+    """Where a request is."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(enum.Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    KV_CAPACITY = "kv_capacity"
+
+
+TRANSITIONS: dict[Status, frozenset[Status]] = {
+    Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
+    Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.FINISHED: frozenset(),
+}
+
+
+class IllegalTransition(RuntimeError):
+    """A request was asked to make a move that its state does not allow: a bug in the caller."""
+
+
+class RequestRefused(ValueError):
+    """A request can never be served, or is malformed; nothing was done for it.
+
+    Attributes:
+        field: what is wrong with it ("prompt", "request_id", ...).
+        value: the number or name given.
+        limit: the limit it exceeds, or ``None``.
+    """
+
+    def __init__(self, field: str, value: object, limit: int | None, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.value = value
+        self.limit = limit
+
+
+class Request:
+    """One generation, from arrival to its end.
+
+    Args:
+        request_id: the client's name; unique among unfinished requests.
+        prompt: token ids, at least one.
+        sampling: how to choose tokens and when to stop.
+        eos_token_ids: ids that end the output unless ``sampling.ignore_eos``.
+        priority: smaller is more urgent; only the priority policy looks at it.
+        cache_salt: requests share cached prefixes only within one salt.
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "cache_salt",
+        "eos_token_ids",
+        "finish_reason",
+        "handle",
+        "num_cached_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "order_key",
+        "priority",
+        "request_id",
+        "sampling",
+        "status",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Sequence[int] | Int32,
+        sampling: SamplingParams,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> None:
+        self.request_id = request_id
+        self.tokens: Int32 = np.array(prompt, dtype=np.int32)
+        self.num_prompt_tokens = len(self.tokens)
+        self.sampling = sampling
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.priority = priority
+        self.cache_salt = cache_salt
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.handle = -1
+        self.order_key: tuple[int, float, int] = (0, 0.0, -1)
+        self.block_hashes: list[bytes] = []
+        self.num_cached_tokens = 0
+        self.num_preemptions = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and delivered output (as of the last time the request left its slot)."""
+        return len(self.tokens)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Delivered output tokens (as of the last time the request left its slot)."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def move(self, status: Status) -> None:
+        """Change state; raise :class:`IllegalTransition` if the table does not allow it."""
+        if status not in TRANSITIONS[self.status]:
+            raise IllegalTransition(f"request {self.request_id!r}: {self.status.value} -> {status.value}")
+        self.status = status
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.status.value}, {self.num_prompt_tokens}+{self.num_output_tokens})"
