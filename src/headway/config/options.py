@@ -59,8 +59,8 @@ def option(
     }
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
-    if isinstance(default, (list, dict, set)):
-        return dataclasses.field(default_factory=lambda: type(default)(default), metadata=metadata)
+    if default.__hash__ is None:  # dataclasses take such a default only from a factory; ours are read-only
+        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

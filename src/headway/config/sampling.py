@@ -20,13 +20,23 @@ class SamplingParams(Checked):
     max_tokens: int | None = option(
         16, help="Most tokens to generate; none means up to the model length.", unit="tokens", minimum=1
     )
-    min_tokens: int = option(0, help="End-of-text and stop ids cannot be sampled before this many.", unit="tokens", minimum=0)
+    min_tokens: int = option(
+        0, help="End-of-text and stop ids cannot be sampled before this many.", unit="tokens", minimum=0
+    )
     temperature: float = option(1.0, help="0 is greedy; larger is more random.", minimum=0.0, maximum=100.0)
     top_k: int = option(0, help="Sample among this many likeliest tokens; 0 means all.", minimum=0)
-    top_p: float = option(1.0, help="Sample among the likeliest tokens of this total probability.", minimum=0.0, maximum=1.0)
-    min_p: float = option(0.0, help="Drop tokens less likely than this share of the likeliest.", minimum=0.0, maximum=1.0)
-    repetition_penalty: float = option(1.0, help="Above 1 makes tokens seen in prompt or output less likely.", minimum=0.01, maximum=100.0)
-    presence_penalty: float = option(0.0, help="Subtracted once from the logit of every token in the output.", minimum=-2.0, maximum=2.0)
+    top_p: float = option(
+        1.0, help="Sample among the likeliest tokens of this total probability.", minimum=0.0, maximum=1.0
+    )
+    min_p: float = option(
+        0.0, help="Drop tokens less likely than this share of the likeliest.", minimum=0.0, maximum=1.0
+    )
+    repetition_penalty: float = option(
+        1.0, help="Above 1 makes tokens seen in prompt or output less likely.", minimum=0.01, maximum=100.0
+    )
+    presence_penalty: float = option(
+        0.0, help="Subtracted once from the logit of every token in the output.", minimum=-2.0, maximum=2.0
+    )
     frequency_penalty: float = option(0.0, help="Subtracted per occurrence in the output.", minimum=-2.0, maximum=2.0)
     logit_bias: Mapping[int, float] = option(MappingProxyType({}), help="Added to the logits of these token ids.")
     seed: int | None = option(None, help="Same seed, same tokens, whatever else is in the batch.")
@@ -35,7 +45,9 @@ class SamplingParams(Checked):
     ignore_eos: bool = option(False, help="Go on after the end-of-text token.")
     include_stop_str_in_output: bool = option(False, help="Return the stop string as well.")
     skip_special_tokens: bool = option(True, help="Leave special tokens out of the text.")
-    logprobs: int | None = option(None, help="Return this many alternatives' log probabilities per output token.", minimum=0, maximum=100)
+    logprobs: int | None = option(
+        None, help="Return this many alternatives' log probabilities per output token.", minimum=0, maximum=100
+    )
     prompt_logprobs: int | None = option(None, help="The same for the prompt's tokens.", minimum=0, maximum=100)
 
     def check(self) -> None:

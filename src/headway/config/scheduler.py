@@ -19,15 +19,11 @@ class SchedulerConfig(Checked):
     max_num_batched_tokens: int = option(
         2048, help="Token budget of one step, shared by decodes and prompt chunks.", unit="tokens", minimum=1
     )
-    max_model_len: int = option(
-        8192, help="Longest sequence, prompt and output together.", unit="tokens", minimum=2
-    )
+    max_model_len: int = option(8192, help="Longest sequence, prompt and output together.", unit="tokens", minimum=2)
     enable_chunked_prefill: bool = option(
         True, help="Cut long prompts into chunks that share steps with decodes; off means whole or not at all."
     )
-    scheduling_policy: str = option(
-        "fcfs", help="Order in which requests are served.", choices=("fcfs", "priority")
-    )
+    scheduling_policy: str = option("fcfs", help="Order in which requests are served.", choices=("fcfs", "priority"))
     watermark: float = option(
         0.0,
         help="Share of the KV blocks that admissions leave free while something runs.",
