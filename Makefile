@@ -1,0 +1,60 @@
+# One entry for people and for CI. Needs only Python 3.11 (or newer) and make; everything else goes into .venv.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.headway-setup
+# The first interpreter that is new enough. Override with: make PYTHON=/path/to/python
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# Code that is linted and formatted.
+CODE := $(wildcard src tests benchmarks docs examples scripts)
+
+.PHONY: help setup demo serve test check format-check lint types imports fix bench docs
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make .venv with everything in it (instant when nothing changed)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup_env.py
+	@test -n "$(PYTHON)" || { echo "setup: no Python 3.11 or newer found; use make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(PYTHON) scripts/setup_env.py
+	@touch $@
+
+demo: $(STAMP) ## The demonstration, in the terminal
+	@$(BIN)/headway demo
+
+serve: ## The HTTP server
+	@echo "serve: the HTTP server is not part of Headway yet; 'make demo' shows the engine." >&2; exit 1
+
+check: format-check lint types imports ## Format, lint, types, import contracts
+
+format-check: $(STAMP)
+	@$(BIN)/ruff format --check $(CODE)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check $(CODE)
+
+types: $(STAMP)
+	@$(BIN)/mypy
+
+imports: $(STAMP)
+	@$(BIN)/lint-imports
+
+test: check ## All checks and all tests, the core first
+	@$(BIN)/python -m pytest -x -q tests/core tests/kv tests/config
+	@$(BIN)/python -m pytest -q tests --ignore=tests/core --ignore=tests/kv --ignore=tests/config
+
+fix: $(STAMP) ## Format and mend what can be mended by machine
+	@$(BIN)/ruff check --fix $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+bench: $(STAMP) ## Benchmarks, the short form
+	@$(BIN)/python benchmarks/scheduler_overhead.py --quick
+
+docs: $(STAMP) ## Regenerate what is generated in docs/
+	@$(BIN)/python docs/draw_states.py
+	@$(BIN)/python docs/list_options.py
