@@ -1,0 +1,1 @@
+"""Native CPU kernels: one C++ file, built for the machine at first use."""

@@ -1,0 +1,1 @@
+"""The three operator seams: linear layers, paged attention with the KV write, and fused small operations."""
