@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -24,3 +24,35 @@ class PoolStats:
     revived: int = 0
     published: int = 0
     evicted: int = 0
+
+
+@dataclass
+class HitCounts:
+    """What admissions found in the prefix index.
+
+    Attributes:
+        requests: admissions.
+        hits: admissions that found at least one block.
+        too_short: admissions that found nothing and could not have: no full block before their last token.
+        query_tokens: tokens known at admission.
+        hit_tokens: those of them that did not have to be computed.
+    """
+
+    requests: int = 0
+    hits: int = 0
+    too_short: int = 0
+    query_tokens: int = 0
+    hit_tokens: int = 0
+
+
+@dataclass
+class PrefixStats:
+    """Reuse of prefixes, told apart from what preempted requests found again of their own work.
+
+    Attributes:
+        first: requests that never ran before; the hit rate to report is ``first.hit_tokens / first.query_tokens``.
+        resumed: requests that were preempted.
+    """
+
+    first: HitCounts = field(default_factory=HitCounts)
+    resumed: HitCounts = field(default_factory=HitCounts)
