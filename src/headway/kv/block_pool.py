@@ -8,52 +8,33 @@ Definitions:
 - An *entry* of the prefix index leads from (cache group, block hash) to one block. A block has at most one entry. A
   block with an entry is *cached*, held or not; a free cached block can be found and adopted until it is taken.
 
-Free blocks live in two places. Never-cached ones are on a stack, cached ones in a queue ordered by when they were
-freed. Taking empties the stack first, so cached content survives as long as anything else is there:
+Free blocks live in two places: those without an entry on a stack, cached ones in a queue by the time they were freed.
+Taking empties the stack first, so cached content survives as long as anything else is there:
 
-      stack (free, not cached)             queue (free, cached)
-      +----+----+----+----+                +----+----+----+----+----+----+----+ - - - +
-      | 12 | 11 | 10 |  7 |                |  4 |  9 |  2 |  9 |  5 |  3 |  6 |       |
-      +----+----+----+----+                +----+----+----+----+----+----+----+ - - - +
-                        ^ top                ^ head     ^ stale: 9 was       ^ tail     capacity 2N
-      freed last, taken first                oldest,      adopted and        newest,
-                                             taken after  freed again,       freed last
-                                             the stack    so it is live
-                                                          further back
+    stack: free, no entry             queue: free, cached
+    +----+----+----+----+             +----+----+----+----+----+----+----+ - - - +
+    | 12 | 11 | 10 |  7 |             |  4 | 9* |  2 |  8 |  9 |  3 |  6 |       |
+    +----+----+----+----+             +----+----+----+----+----+----+----+ - - - +
+                     ^ top              ^ head  * stale             ^ tail       ^ 2N
+    freed last, taken first           freed first, taken first once the stack is empty
 
-Deleting from the queue is lazy. ``position[block]`` says where the block's live entry stands, or -1; an entry that
-stands elsewhere is stale and skipped. When the tail reaches the end of the buffer, live entries move to its front. At
-most N entries are live, so at least N appends lie between two moves: appending stays O(1) per block, amortised, and
-all of it is array work.
+Block 9 was adopted from its old place (which only became stale) and freed again later. With ``take(6)`` the pool above
+hands out 7, 10, 11, 12, 4, 2, and the entries of 4 and 2 are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import islice
 
 import numpy as np
 
 from headway.kv.arrays import Bool, Int32, Int64
+from headway.kv.errors import InvariantViolation, OutOfBlocks
+from headway.kv.lru_queue import LRUQueue
+from headway.kv.prefix_index import PrefixIndex
 from headway.kv.stats import PoolStats
 
-
-class OutOfBlocks(RuntimeError):
-    """More blocks were asked for than are free; nothing was taken.
-
-    Attributes:
-        need: blocks asked for.
-        free: blocks that are free.
-    """
-
-    def __init__(self, need: int, free: int) -> None:
-        super().__init__(f"{need} KV blocks needed, {free} free")
-        self.need = need
-        self.free = free
-
-
-class InvariantViolation(AssertionError):
-    """A conservation law does not hold: a bug in this program, never in its input."""
+__all__ = ["BlockPool", "InvariantViolation", "OutOfBlocks"]
 
 
 class BlockPool:
@@ -86,25 +67,19 @@ class BlockPool:
         self.ref_counts.flags.writeable = False
         self._stack: Int32 = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self._top = num_blocks
-        self._queue = np.zeros(2 * num_blocks, np.int32)
-        self._head = 0
-        self._tail = 0
-        self._num_queued = 0
-        self._position = np.full(num_blocks + 1, -1, np.int32)
-        self._cached = np.zeros(num_blocks + 1, np.bool_)
-        self._index: tuple[dict[bytes, int], ...] = tuple({} for _ in range(num_groups))
-        self._entry: dict[int, tuple[int, bytes]] = {}
+        self._queue = LRUQueue(num_blocks)
+        self._index = PrefixIndex(num_blocks, num_groups)
         self._scratch = np.zeros(num_blocks + 1, np.int32)
 
     @property
     def num_free(self) -> int:
         """Blocks without a reference; ``take`` succeeds for any count up to this one."""
-        return self._top + self._num_queued
+        return self._top + len(self._queue)
 
     @property
     def num_entries(self) -> int:
         """Entries of the prefix index, in all groups."""
-        return len(self._entry)
+        return len(self._index)
 
     # --- taking and giving back ---
 
@@ -124,12 +99,14 @@ class BlockPool:
             raise ValueError(f"count={count} must be at least 0 blocks")
         if count > self.num_free:
             raise OutOfBlocks(count, self.num_free)
-        from_stack = min(count, self._top)
-        rest = self._top - from_stack
+        rest = max(self._top - count, 0)
         block_ids = self._stack[rest : self._top][::-1].copy()
         self._top = rest
-        if count > from_stack:
-            block_ids = np.concatenate([block_ids, self._evict(count - from_stack)])
+        if len(block_ids) < count:
+            evicted = self._queue.pop_oldest(count - len(block_ids))
+            self._index.drop(evicted)
+            self.stats.evicted += len(evicted)
+            block_ids = np.concatenate([block_ids, evicted])
         self._refs[block_ids] = 1
         self.stats.taken += count
         return block_ids
@@ -157,8 +134,8 @@ class BlockPool:
         freed = ids[(left == 0) & self._last_occurrence(ids)]
         if len(freed) == 0:
             return
-        cached = self._cached[freed]
-        self._enqueue(freed[cached])
+        cached = self._index.cached[freed]
+        self._queue.append(freed[cached])
         unhashed = freed[~cached]
         self._stack[self._top : self._top + len(unhashed)] = unhashed[::-1]
         self._top += len(unhashed)
@@ -166,7 +143,7 @@ class BlockPool:
         self.version += 1
 
     def adopt(self, block_ids: Int32) -> None:
-        """Add one reference per occurrence in ``block_ids``; blocks that were free leave the free structures.
+        """Add one reference per occurrence in ``block_ids``; blocks that were free are no longer.
 
         Args:
             block_ids: int32[k], held or cached blocks (a prefix hit); null blocks are skipped.
@@ -176,15 +153,14 @@ class BlockPool:
         """
         ids = self._without_null(block_ids)
         unheld = ids[self._refs[ids] == 0]
-        if not self._cached[unheld].all():
-            wrong = int(unheld[~self._cached[unheld]][0])
-            raise ValueError(f"block {wrong} is free and has no content to adopt")
-        num_revived = int(self._last_occurrence(unheld).sum())
-        self._position[unheld] = -1
-        self._num_queued -= num_revived
+        cached = self._index.cached[unheld]
+        if not cached.all():
+            raise ValueError(f"block {unheld[~cached][0]} is free and has no content to adopt")
+        revived = unheld[self._last_occurrence(unheld)]
+        self._queue.remove(revived)
         np.add.at(self._refs, ids, 1)
         self.stats.adopted += len(ids)
-        self.stats.revived += num_revived
+        self.stats.revived += len(revived)
 
     # --- the prefix index ---
 
@@ -209,35 +185,18 @@ class BlockPool:
         ids = self._without_null(block_ids)
         if not self._refs[ids].all():
             raise ValueError(f"block {ids[self._refs[ids] == 0][0]} is not held, so its content may change")
-        index = self._index[group]
-        num_before = len(self._entry)
-        for block_hash, block in zip(hashes, block_ids.tolist(), strict=True):
-            if block == 0 or block_hash in index:
-                continue
-            if block in self._entry:
-                raise ValueError(f"block {block} of group {group} already has an entry, under another hash or group")
-            index[block_hash] = block
-            self._entry[block] = (group, block_hash)
-            self._cached[block] = True
-        num_added = len(self._entry) - num_before
+        num_added = self._index.add(group, hashes, block_ids)
         if num_added:
             self.stats.published += num_added
             self.version += 1
 
     def lookup(self, group: int, block_hash: bytes) -> int:
         """The block cached under ``block_hash``, or 0."""
-        return self._index[group].get(block_hash, 0)
+        return self._index.lookup(group, block_hash)
 
     def longest_run(self, group: int, hashes: Sequence[bytes], limit: int) -> Int32:
         """Blocks of the leading hashes that are all cached, at most ``limit`` of them; int32[k]."""
-        index = self._index[group]
-        run: list[int] = []
-        for block_hash in islice(hashes, limit):
-            block = index.get(block_hash, 0)
-            if not block:
-                break
-            run.append(block)
-        return np.array(run, np.int32)
+        return self._index.longest_run(group, hashes, limit)
 
     def num_unheld(self, block_ids: Int32) -> int:
         """How many of these distinct blocks have no reference, so that adopting them uses up free ones."""
@@ -251,14 +210,10 @@ class BlockPool:
         """
         if self.num_free != self.num_blocks:
             return False
-        for index in self._index:
-            index.clear()
-        self._entry.clear()
-        self._cached[:] = False
-        self._position[:] = -1
+        self._index.clear()
+        self._queue.clear()
         self._stack[:] = np.arange(self.num_blocks, 0, -1)
         self._top = self.num_blocks
-        self._head = self._tail = self._num_queued = 0
         self.version += 1
         return True
 
@@ -276,42 +231,22 @@ class BlockPool:
         num_held = int(np.count_nonzero(self._refs))
         if num_held + self.num_free != self.num_blocks:
             raise InvariantViolation(f"{num_held} held + {self.num_free} free blocks != {self.num_blocks}")
-        self._check_free_blocks()
-        self._check_index()
+        stacked, queued = self._stack[: self._top], self._queue.block_ids()
+        places = np.bincount(np.concatenate([stacked, queued]), minlength=self.num_blocks + 1)
+        expected = (self._refs == 0).astype(np.int64)
+        expected[0] = 0  # the null block is nowhere
+        _compare("places among the free blocks", places, expected)
+        num_misplaced = int(self._index.cached[stacked].sum() + (~self._index.cached[queued]).sum())
+        if num_misplaced:
+            raise InvariantViolation(f"{num_misplaced} cached blocks are on the stack or others in the queue")
+        self._index.check()
         if tables is not None:
-            self._check_references(np.concatenate([np.zeros(0, np.int32), *tables]))
+            occurrences = np.concatenate([np.zeros(0, np.int32), *tables])
+            counts = np.bincount(occurrences, minlength=self.num_blocks + 1)
+            counts[0] = 0  # null blocks are not counted
+            _compare("references", self._refs, counts)
 
-    def _check_free_blocks(self) -> None:
-        queued = self._queue[self._head : self._tail]
-        queued = queued[self._position[queued] == np.arange(self._head, self._tail)]
-        if len(queued) != self._num_queued:
-            raise InvariantViolation(f"{len(queued)} live queue entries, {self._num_queued} counted")
-        free = np.concatenate([self._stack[: self._top], queued])
-        places = np.bincount(free, minlength=self.num_blocks + 1)
-        expected = self._refs == 0
-        expected[0] = False  # the null block is in no free structure
-        _compare("places among the free blocks", places, expected.astype(np.int64))
-        stacked = self._stack[: self._top]
-        if self._cached[stacked].any() or not self._cached[queued].all():
-            raise InvariantViolation("a cached block is on the stack, or one without an entry in the queue")
-
-    def _check_index(self) -> None:
-        indexed = {
-            block: (group, block_hash) for group, index in enumerate(self._index) for block_hash, block in index.items()
-        }
-        num_indexed = sum(len(index) for index in self._index)
-        if indexed != self._entry or num_indexed != len(self._entry):
-            raise InvariantViolation(f"{num_indexed} indexed hashes do not mirror the {len(self._entry)} entries")
-        marked = np.flatnonzero(self._cached).tolist()
-        if marked != sorted(self._entry):
-            raise InvariantViolation(f"{len(marked)} blocks marked cached, {len(self._entry)} entries")
-
-    def _check_references(self, occurrences: Int32) -> None:
-        counts = np.bincount(occurrences, minlength=self.num_blocks + 1)
-        counts[0] = 0  # null blocks are not counted
-        _compare("references", self._refs, counts)
-
-    # --- helpers: all of them array work, but for entries that are dropped ---
+    # --- helpers ---
 
     def _without_null(self, block_ids: Int32) -> Int32:
         ids: Int32 = block_ids[block_ids != 0]
@@ -326,46 +261,6 @@ class BlockPool:
         self._scratch[ids] = order
         last: Bool = self._scratch[ids] == order
         return last
-
-    def _enqueue(self, block_ids: Int32) -> None:
-        """Append distinct cached blocks that just became free."""
-        count = len(block_ids)
-        if self._tail + count > len(self._queue):
-            self._compact()
-        self._queue[self._tail : self._tail + count] = block_ids
-        self._position[block_ids] = np.arange(self._tail, self._tail + count)
-        self._tail += count
-        self._num_queued += count
-
-    def _compact(self) -> None:
-        """Move live queue entries to the front of the buffer."""
-        queued = self._queue[self._head : self._tail]
-        live = queued[self._position[queued] == np.arange(self._head, self._tail)]
-        self._head, self._tail = 0, len(live)
-        self._queue[: self._tail] = live
-        self._position[live] = np.arange(self._tail)
-
-    def _evict(self, count: int) -> Int32:
-        """Take the ``count`` oldest blocks off the queue (there are that many) and drop their entries."""
-        parts: list[Int32] = []
-        missing = width = count
-        while missing:
-            stop = min(self._head + width, self._tail)
-            queued = self._queue[self._head : stop]
-            live = np.flatnonzero(self._position[queued] == np.arange(self._head, stop))[:missing]
-            parts.append(queued[live])
-            missing -= len(live)
-            self._head = stop if missing else self._head + int(live[-1]) + 1
-            width *= 2  # a long stretch of stale entries costs few rounds
-        block_ids = np.concatenate(parts)
-        self._position[block_ids] = -1
-        self._num_queued -= count
-        self._cached[block_ids] = False
-        for block in block_ids.tolist():
-            group, block_hash = self._entry.pop(block)
-            del self._index[group][block_hash]
-        self.stats.evicted += count
-        return block_ids
 
 
 def _compare(what: str, found: Int32 | Int64, expected: Int64) -> None:
