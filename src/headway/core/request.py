@@ -83,6 +83,7 @@ class Request:
         "eos_token_ids",
         "finish_reason",
         "handle",
+        "hash_root",
         "num_cached_tokens",
         "num_preemptions",
         "num_prompt_tokens",
@@ -115,6 +116,7 @@ class Request:
         self.finish_reason: FinishReason | None = None
         self.handle = -1
         self.order_key: tuple[int, float, int] = (0, 0.0, -1)
+        self.hash_root = b""
         self.block_hashes: list[bytes] = []
         self.num_cached_tokens = 0
         self.num_preemptions = 0
@@ -128,6 +130,17 @@ class Request:
     def num_output_tokens(self) -> int:
         """Delivered output tokens (as of the last time the request left its slot)."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """Ids that end the output, end-of-text first (unless ignored), then the client's stop ids."""
+        eos = () if self.sampling.ignore_eos else self.eos_token_ids
+        return eos + self.sampling.stop_token_ids
+
+    @property
+    def takes_hits(self) -> bool:
+        """Whether it may start from cached KV: prompt log probabilities need every prompt token computed."""
+        return self.sampling.prompt_logprobs is None
 
     def move(self, status: Status) -> None:
         """Change state; raise :class:`IllegalTransition` if the table does not allow it."""

@@ -1,0 +1,159 @@
+"""What `update` does with a step's result (docs/design/step.md, 'update')."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.core.events import Finished, StepOutput
+from headway.core.plan import Bool, Int32, StepPlan, StepResult
+from headway.core.request import FinishReason
+from headway.core.state import SchedulerState
+from headway.kv.hashing import hash_blocks
+
+
+def apply_result(state: SchedulerState, plan: StepPlan, result: StepResult) -> StepOutput:
+    """Settle the plan's tokens, append what was sampled, publish full blocks, end what ended."""
+    columns = state.columns
+    slots = plan.slots
+    columns.inflight[slots] -= plan.num_scheduled
+    columns.frames[slots] -= 1
+    columns.placeholders[slots] -= plan.samples
+    live: Bool | None = None
+    if columns.num_draining or result.failed:
+        live = ~columns.draining[slots]
+        _release_drained(state, slots[~live])
+    finished = _end_failed(state, plan, result, live)
+
+    sampled = result.counts > 0 if live is None else (result.counts > 0) & live
+    rows = np.flatnonzero(sampled).astype(np.int32)
+    tokens, counts, stopped = _deliver(state, slots[rows], result.tokens[rows], result.counts[rows])
+    output_handles = columns.handle[slots[rows]]
+    if state.cache.enable_prefix_caching:
+        publish_full_blocks(state, slots if live is None else slots[live])
+    ending = slots[rows[stopped]]
+    if len(ending):
+        reasons = [_stop_reason(state, int(slot)) for slot in ending]
+        finished += state.end_rows(ending.tolist(), reasons, [""] * len(ending))
+    return StepOutput(plan.step, rows, output_handles, tokens, counts, tuple(finished))
+
+
+def _release_drained(state: SchedulerState, slots: Int32) -> None:
+    for slot in slots.tolist():
+        if state.columns.frames[slot] == 0:
+            state.release(slot)
+
+
+def _end_failed(state: SchedulerState, plan: StepPlan, result: StepResult, live: Bool | None) -> list[Finished]:
+    """End the requests of failed rows; their rows count as not live from here on."""
+    if live is None:
+        return []
+    failed = [row for row in sorted(result.failed) if live[row]]
+    live[failed] = False
+    reasons = [FinishReason.ERROR] * len(failed)
+    return state.end_rows(plan.slots[failed].tolist(), reasons, [result.failed[row] for row in failed])
+
+
+def _deliver(state: SchedulerState, slots: Int32, tokens: Int32, counts: Int32) -> tuple[Int32, Int32, Bool]:
+    """Append sampled tokens up to the first stop.
+
+    Returns:
+        tokens int32[m, w] with cells beyond the count set to -1, counts int32[m], stopped bool[m].
+    """
+    columns = state.columns
+    known = columns.known[slots]
+    columns.protected[slots] = False
+    if tokens.shape[1] == 1:
+        columns.tokens[slots, known] = tokens[:, 0]
+        known = known + 1
+        columns.known[slots] = known
+        return tokens, counts, _stops(state, slots, tokens[:, 0], known)
+    tokens, counts = tokens.copy(), counts.copy()
+    stopped = np.zeros(len(slots), np.bool_)
+    for column in range(tokens.shape[1]):
+        going = ~stopped & (column < counts)
+        here = slots[going]
+        columns.tokens[here, columns.known[here]] = tokens[going, column]
+        columns.known[here] += 1
+        stopped[going] = _stops(state, here, tokens[going, column], columns.known[here])
+        counts[stopped & going] = column + 1
+    tokens[np.arange(tokens.shape[1]) >= counts[:, None]] = -1
+    return tokens, counts, stopped
+
+
+def _stops(state: SchedulerState, slots: Int32, tokens: Int32, known: Int32) -> Bool:
+    """Whether the request ends with this token, its ``known``-th: end-of-text or stop id, or length."""
+    columns = state.columns
+    by_token = (columns.stop_ids[slots] == tokens[:, None]).any(axis=1)
+    by_length: Bool = known >= columns.end_len[slots]
+    if by_token.any():
+        by_length |= by_token & (known >= columns.min_len[slots])
+    return by_length
+
+
+def _stop_reason(state: SchedulerState, slot: int) -> FinishReason:
+    columns = state.columns
+    known = columns.known[slot]
+    by_token = columns.tokens[slot, known - 1] in columns.stop_ids[slot] and known >= columns.min_len[slot]
+    return FinishReason.STOP if by_token else FinishReason.LENGTH
+
+
+def publish_full_blocks(state: SchedulerState, slots: Int32) -> None:
+    """Offer the blocks that are full of settled, known tokens to the prefix index."""
+    columns, size = state.columns, state.cache.block_size
+    settled = np.minimum(columns.computed[slots] - columns.inflight[slots], columns.known[slots])
+    full = settled // size
+    due = full > columns.published[slots]
+    if not due.any():
+        return
+    due_slots, full = slots[due], full[due]
+    start = columns.published[due_slots]
+    columns.published[due_slots] = full
+    _hash_sampled_blocks(state, due_slots, full)
+    requests = [columns.requests[slot] for slot in due_slots.tolist()]
+    hashes: list[bytes] = []
+    for request, first, last in zip(requests, start.tolist(), full.tolist(), strict=True):
+        if request is not None and request.takes_hits:
+            hashes += request.block_hashes[first:last]
+    shared = np.array([request is not None and request.takes_hits for request in requests], np.bool_)
+    due_slots, start, full = due_slots[shared], start[shared], full[shared]
+    count = full - start
+    index = np.arange(len(hashes)) - np.repeat(np.cumsum(count) - count - start, count)
+    repeated = np.repeat(due_slots, count)
+    for group, table in enumerate(columns.tables):
+        state.kv.pool.publish(group, hashes, table[repeated, index])
+    if len(state.watch):
+        _move_watch(state, due_slots, full)
+
+
+def _hash_sampled_blocks(state: SchedulerState, slots: Int32, full: Int32) -> None:
+    """Hash blocks that were filled by sampling; those of the tokens at admission are hashed already."""
+    columns, size = state.columns, state.cache.block_size
+    one, parents = [], []
+    for slot, blocks in zip(slots.tolist(), full.tolist(), strict=True):
+        request = columns.request(slot)
+        hashes = request.block_hashes
+        if len(hashes) >= blocks or not request.takes_hits:
+            continue
+        if len(hashes) == blocks - 1:
+            one.append((slot, blocks - 1, hashes))
+            parents.append(hashes[-1] if hashes else request.hash_root)
+        else:
+            state.extend_hashes(request, columns.tokens[slot, : blocks * size])
+    if not one:
+        return
+    positions = np.array([index for _, index, _ in one])[:, None] * size + np.arange(size)
+    tokens = columns.tokens[np.array([slot for slot, _, _ in one])[:, None], positions]
+    for (_, _, hashes), block_hash in zip(one, hash_blocks(parents, tokens), strict=True):
+        hashes.append(block_hash)
+
+
+def _move_watch(state: SchedulerState, slots: Int32, full: Int32) -> None:
+    """Rows that were watched are now about to publish a later block, or none that was known at admission."""
+    for slot, blocks in zip(slots.tolist(), full.tolist(), strict=True):
+        if slot not in state.watch:
+            continue
+        request = state.columns.request(slot)
+        if blocks < request.num_tokens // state.cache.block_size:
+            state.watch.set(slot, request.block_hashes[blocks])
+        else:
+            state.watch.clear(slot)
