@@ -17,14 +17,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from headway.core.mixing import UInt64, mix64
 from headway.core.plan import AdmittedRow, Bool, Int32, Int64, StepPlan, StepResult
 
-UInt64 = npt.NDArray[np.uint64]
-
 _MISSING = -1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 class PlanViolation(RuntimeError):
@@ -47,14 +44,6 @@ class KVCorruption(PlanViolation):
         self.position = position
         self.group = group
         self.block = block
-
-
-def mix(value: UInt64) -> UInt64:
-    """Hash each 64-bit number on its own (the SplitMix64 finaliser, Steele et al. 2014)."""
-    value = value + _GOLDEN
-    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return value ^ (value >> np.uint64(31))
 
 
 class FakeExecutor:
@@ -85,7 +74,7 @@ class FakeExecutor:
     ) -> None:
         self.block_size = block_size
         self.vocab_size = vocab_size
-        self._seed = mix(np.array([seed], np.uint64))
+        self._seed = mix64(np.array([seed], np.uint64))
         self._delay_s = delay_s
         self._fail = fail
         self._sleep = sleep
@@ -245,7 +234,7 @@ class FakeExecutor:
         rows = np.flatnonzero(plan.samples & alive)
         slots = plan.slots[rows]
         place = self._num_tokens[slots]
-        chosen = (mix(self._prefix[slots, place - 1] ^ self._seed) % np.uint64(self.vocab_size)).astype(np.int32)
+        chosen = (mix64(self._prefix[slots, place - 1] ^ self._seed) % np.uint64(self.vocab_size)).astype(np.int32)
         width = int(place.max(initial=0)) + 1
         self._prefix = grow(self._prefix, len(self._num_tokens), width)
         self._prefix[slots, place] = self._prefix[slots, place - 1] + self._term(chosen, place.astype(np.uint64))
@@ -255,10 +244,10 @@ class FakeExecutor:
         return tokens, (plan.samples & alive).astype(np.int32)
 
     def _term(self, tokens: Int32, places: UInt64) -> UInt64:
-        return mix(mix(places) ^ tokens.astype(np.uint64))
+        return mix64(mix64(places) ^ tokens.astype(np.uint64))
 
     def _tag(self, slots: Int32, positions: Int64, group: int) -> UInt64:
-        return mix(self._prefix[slots, positions] + np.uint64(group))
+        return mix64(self._prefix[slots, positions] + np.uint64(group))
 
 
 def grow(array: Any, *shape: int, fill: int = 0) -> Any:
