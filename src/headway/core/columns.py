@@ -50,6 +50,8 @@ class Columns:
         self.handle: Int64 = np.zeros(slots, np.int64)
         self.protected: Bool = np.zeros(slots, np.bool_)
         """Resumed and without a delivered token since."""
+        self.shares: Bool = np.zeros(slots, np.bool_)
+        """Whether its full blocks are offered to the prefix index."""
         self.draining: Bool = np.zeros(slots, np.bool_)
         self.reason: npt.NDArray[np.int8] = np.zeros(slots, np.int8)
         """Why the row was not served in the last step; 0 if it was (see ``core/reasons.py``)."""
@@ -86,6 +88,7 @@ class Columns:
         self.known[slot] = known
         self.inflight[slot] = self.placeholders[slot] = self.frames[slot] = 0
         self.protected[slot] = request.num_preemptions > 0
+        self.shares[slot] = request.takes_hits
         self.draining[slot] = False
         self.reason[slot] = 0
         limit = max_model_len if sampling.max_tokens is None else request.num_prompt_tokens + sampling.max_tokens

@@ -6,7 +6,7 @@ import numpy as np
 
 from headway.core.events import Finished, StepOutput
 from headway.core.plan import Bool, Int32, StepPlan, StepResult
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, Request
 from headway.core.state import SchedulerState
 from headway.kv.hashing import hash_blocks
 
@@ -102,48 +102,43 @@ def publish_full_blocks(state: SchedulerState, slots: Int32) -> None:
     columns, size = state.columns, state.cache.block_size
     settled = np.minimum(columns.computed[slots] - columns.inflight[slots], columns.known[slots])
     full = settled // size
-    due = full > columns.published[slots]
+    due = (full > columns.published[slots]) & columns.shares[slots]
     if not due.any():
         return
-    due_slots, full = slots[due], full[due]
-    start = columns.published[due_slots]
-    columns.published[due_slots] = full
-    _hash_sampled_blocks(state, due_slots, full)
-    requests = [columns.requests[slot] for slot in due_slots.tolist()]
+    slots, full = slots[due], full[due]
+    start = columns.published[slots]
+    columns.published[slots] = full
+    requests = [columns.request(slot) for slot in slots.tolist()]
+    _hash_sampled_blocks(state, slots, requests, full)
     hashes: list[bytes] = []
     for request, first, last in zip(requests, start.tolist(), full.tolist(), strict=True):
-        if request is not None and request.takes_hits:
-            hashes += request.block_hashes[first:last]
-    shared = np.array([request is not None and request.takes_hits for request in requests], np.bool_)
-    due_slots, start, full = due_slots[shared], start[shared], full[shared]
+        hashes += request.block_hashes[first:last]
     count = full - start
     index = np.arange(len(hashes)) - np.repeat(np.cumsum(count) - count - start, count)
-    repeated = np.repeat(due_slots, count)
+    repeated = np.repeat(slots, count)
     for group, table in enumerate(columns.tables):
         state.kv.pool.publish(group, hashes, table[repeated, index])
     if len(state.watch):
-        _move_watch(state, due_slots, full)
+        _move_watch(state, slots, full)
 
 
-def _hash_sampled_blocks(state: SchedulerState, slots: Int32, full: Int32) -> None:
+def _hash_sampled_blocks(state: SchedulerState, slots: Int32, requests: list[Request], full: Int32) -> None:
     """Hash blocks that were filled by sampling; those of the tokens at admission are hashed already."""
     columns, size = state.columns, state.cache.block_size
-    one, parents = [], []
-    for slot, blocks in zip(slots.tolist(), full.tolist(), strict=True):
-        request = columns.request(slot)
-        hashes = request.block_hashes
-        if len(hashes) >= blocks or not request.takes_hits:
-            continue
-        if len(hashes) == blocks - 1:
-            one.append((slot, blocks - 1, hashes))
-            parents.append(hashes[-1] if hashes else request.hash_root)
-        else:
-            state.extend_hashes(request, columns.tokens[slot, : blocks * size])
-    if not one:
+    last = full.tolist()
+    missing = np.array([end - len(request.block_hashes) for request, end in zip(requests, last, strict=True)])
+    for row in np.flatnonzero(missing > 1).tolist():
+        state.extend_hashes(requests[row], columns.tokens[slots[row], : last[row] * size])
+    rows = np.flatnonzero(missing == 1)
+    if not len(rows):
         return
-    positions = np.array([index for _, index, _ in one])[:, None] * size + np.arange(size)
-    tokens = columns.tokens[np.array([slot for slot, _, _ in one])[:, None], positions]
-    for (_, _, hashes), block_hash in zip(one, hash_blocks(parents, tokens), strict=True):
+    hash_lists = [requests[row].block_hashes for row in rows.tolist()]
+    parents = [
+        hashes[-1] if hashes else requests[row].hash_root for row, hashes in zip(rows.tolist(), hash_lists, strict=True)
+    ]
+    positions = (full[rows, None] - 1) * size + np.arange(size)
+    tokens = columns.tokens[slots[rows, None], positions]
+    for hashes, block_hash in zip(hash_lists, hash_blocks(parents, tokens), strict=True):
         hashes.append(block_hash)
 
 
