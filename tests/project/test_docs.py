@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -41,3 +44,13 @@ def test_every_document_is_in_the_index() -> None:
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in LINK.findall(index.read_text())}
 
     assert [path.name for path in (ROOT / "docs").rglob("*.md") if path != index and path.resolve() not in linked] == []
+
+
+@pytest.mark.parametrize("script", ["draw_states", "list_options"])
+def test_generated_documents_are_up_to_date(script: str) -> None:
+    spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    assert module.TARGET.read_text() == module.render(), "run 'make docs'"
