@@ -1,0 +1,220 @@
+"""Text to token ids and back: one small interface over what a Hugging Face folder or a GGUF file brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headway.models.loading.errors import BadTokenizer, ChatTemplateError
+from headway.models.loading.safetensors_folder import read_json
+from headway.models.loading.source import ModelSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+# Names under which chat models end a turn. Counted as an end only if the chat template writes the token.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
+
+Message = Mapping[str, Any]
+
+
+class Tokenizer(Protocol):
+    """What the engine and the server need of a tokenizer.
+
+    Attributes:
+        name: the model it belongs to.
+        vocab_size: one more than the largest id it knows. The model's embedding may have more rows.
+        bos_token_id: id that begins a text, if there is one.
+        eos_token_ids: ids that end a text or a turn; may be empty.
+        special_token_ids: ids that stand for no text, such as the two above.
+    """
+
+    name: str
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    special_token_ids: frozenset[int]
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Ids of ``text``. Special tokens spelled out in it become their ids.
+
+        Args:
+            text: any text.
+            add_special_tokens: also put the beginning-of-text id in front, if this model wants one.
+        """
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of ``ids``. Bytes that are no whole character become U+FFFD; ids that are not known, nothing."""
+        ...
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes that one id adds to a text, for joining a stream; empty for ids that are not known.
+
+        The bytes of several ids, joined, decode to :meth:`decode` of them with special tokens kept. One exception:
+        models with a SentencePiece vocabulary drop the space in front of a text that :meth:`decode` starts with.
+        """
+        ...
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """The prompt for a conversation, as the model's own template writes it, special tokens included.
+
+        Args:
+            messages: mappings with "role" and "content".
+            add_generation_prompt: end with what opens the assistant's turn.
+            tools: JSON schemas of functions the model may call, for templates that know them.
+
+        Raises:
+            ChatTemplateError: the model has no template, or its template refuses the messages.
+        """
+        ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        """Ids of :meth:`apply_chat_template`; its text has all special tokens already, so none are added."""
+        ...
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of the model at ``source``.
+
+    Raises:
+        BadTokenizer: it is absent, damaged or of a kind not read here.
+        BadModelFile: the file it should come from is damaged.
+    """
+    if source.kind == "gguf":
+        from headway.models.loading.gguf_file import GgufFile
+        from headway.models.loading.gguf_model import gguf_eos_ids
+        from headway.models.loading.gguf_tokenizer import gguf_tokenizer
+
+        file = GgufFile(source.path)
+        return FastTokenizer(source.name, source.path, gguf_tokenizer(file), gguf_eos_ids(file))
+    return FastTokenizer(source.name, source.path, _folder_tokenizer(source.path), _folder_eos_ids(source.path))
+
+
+def _folder_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    try:
+        inner = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # damaged files surface as errors of many libraries
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise BadTokenizer(folder, f"has no tokenizer that can be read ({reason})") from error
+    if not isinstance(inner, PreTrainedTokenizerFast):
+        raise BadTokenizer(
+            folder, f"has a tokenizer of a kind not read here ({type(inner).__name__}), no tokenizer.json"
+        )
+    return inner
+
+
+def _folder_eos_ids(folder: Path) -> tuple[int, ...]:
+    """End ids out of generation_config.json and config.json, both of which may name one or several."""
+    ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            ids += value if isinstance(value, list) else [] if value is None else [value]
+    return tuple(dict.fromkeys(ids))
+
+
+class FastTokenizer:
+    """A :class:`Tokenizer` over a tokenizer of the ``tokenizers`` library, in its transformers wrapping.
+
+    Args:
+        name: the model it belongs to.
+        path: where it came from, for errors.
+        inner: the tokenizer. Ids come straight from its backend; the wrapping renders chat templates.
+        eos_token_ids: what the model's files call the end of a text; the tokenizer's own is added.
+    """
+
+    def __init__(self, name: str, path: Path, inner: PreTrainedTokenizerFast, eos_token_ids: Sequence[int]) -> None:
+        self.name = name
+        self._path = path
+        self._inner = inner
+        self._backend = inner.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        vocabulary = self._backend.get_vocab(with_added_tokens=True)
+        if not vocabulary:
+            raise BadTokenizer(path, "has an empty vocabulary")
+        self.vocab_size = max(vocabulary.values()) + 1
+        self._added = self._backend.get_added_tokens_decoder()
+        self.special_token_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
+        self.bos_token_id: int | None = inner.bos_token_id
+        own = () if inner.eos_token_id is None else (inner.eos_token_id,)
+        self.eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *own, *self._turn_ends())))
+        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        self._byte_of = {char: byte for byte, char in byte_alphabet().items()}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        if token_id in self._added:
+            content: str = self._added[token_id].content
+            return content.encode()
+        token: str | None = self._backend.id_to_token(token_id)
+        if token is None:
+            return b""
+        if self._byte_level:
+            return b"".join(bytes((self._byte_of[c],)) if c in self._byte_of else c.encode() for c in token)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace("\u2581", " ").encode()
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        if not self._inner.chat_template:
+            raise ChatTemplateError(f"model {self.name!r} has no chat template; use plain completion with it")
+        try:
+            text = self._inner.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=[dict(tool) for tool in tools] if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+            )
+        except Exception as error:  # templates are programs and fail in every way a program can
+            raise ChatTemplateError(f"the chat template of {self.name!r} refuses these messages: {error}") from error
+        return str(text)
+
+    def encode_chat(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools), add_special_tokens=False)
+
+    def _turn_ends(self) -> list[int]:
+        template = self._inner.chat_template or ""
+        ids = {token.content: token_id for token_id, token in self._added.items() if token.special}
+        return [ids[name] for name in _TURN_ENDS if name in ids and name in str(template)]
+
+
+def byte_alphabet() -> dict[int, str]:
+    """The character that stands for each byte in a byte-level vocabulary, as GPT-2 laid down.
+
+    Bytes that print in Latin-1 stand for themselves; the other 68 take the characters from U+0100 on, in order.
+    """
+    printing = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {byte: chr(byte) for byte in printing} | {byte: chr(0x100 + n) for n, byte in enumerate(others)}
