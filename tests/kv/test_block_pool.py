@@ -184,6 +184,13 @@ def test_a_block_adopted_and_freed_again_moves_to_the_young_end() -> None:
     assert pool.take(3).tolist() == [2, 3, 1]
 
 
+def test_a_free_block_that_occurs_twice_in_a_hit_is_one_free_block_less_and_two_references_more() -> None:
+    pool = cached_pool(3, b"a")
+    pool.adopt(ids(1, 1))
+    assert (pool.num_free, pool.ref_counts.tolist()) == (2, [0, 2, 0, 0])
+    pool.check([ids(1), ids(1)])
+
+
 def test_adopting_a_free_block_without_content_raises_and_changes_nothing() -> None:
     pool = cached_pool(3, b"a")
     with pytest.raises(ValueError, match="block 2 is free and has no content"):
