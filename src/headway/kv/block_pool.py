@@ -77,6 +77,11 @@ class BlockPool:
         return self._top + len(self._queue)
 
     @property
+    def num_free_cached(self) -> int:
+        """Free blocks whose content can still be found, until they are taken for something else."""
+        return len(self._queue)
+
+    @property
     def num_entries(self) -> int:
         """Entries of the prefix index, in all groups."""
         return len(self._index)
