@@ -54,7 +54,7 @@ class Scheduler:
             RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
         """
         state = self._state
-        self._refuse_impossible(request)
+        self.check(request)
         self._num_requests += 1
         request.handle = self._num_requests
         request.order_key = state.policy.order_key(request)
@@ -66,7 +66,8 @@ class Scheduler:
         state.waiting.add(request)
         state.events.append(Queued(request.handle, request.request_id, state.step, now, request.num_prompt_tokens))
 
-    def _refuse_impossible(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
+        """Raise what :meth:`add` would raise for this request; nothing is kept of it."""
         prompt, longest = request.num_prompt_tokens, self.config.max_model_len - 1
         if request.request_id in self._state.live:
             raise RequestRefused(

@@ -1,0 +1,90 @@
+"""Token ids to text, one token at a time, without ever taking a character back.
+
+Rule 1: text that was given out is never changed, and never contains half a character: bytes that do not make up a
+whole character yet are held back until they do, or until it is certain that they never will (then it is U+FFFD).
+
+Rule 2: what was given out, joined, is the decoding of prompt and output at once, less that of the prompt. So with a
+SentencePiece vocabulary the output "▁world" keeps its space, since something stands before it.
+
+Tokens are joined as bytes, not as text, so nothing is ever decoded twice: a token costs one look-up and a few bytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+LONGEST_CHARACTER = 4
+"""Bytes of the longest UTF-8 character."""
+
+
+class Vocabulary(Protocol):
+    """What is needed of a tokenizer."""
+
+    @property
+    def special_token_ids(self) -> Collection[int]:
+        """Ids that stand for no text."""
+
+    def id_to_bytes(self, token_id: int) -> bytes:
+        """UTF-8 bytes that one id adds to a text; empty for ids that are not known."""
+
+
+class TokenBytes:
+    """The bytes of tokens, looked up once each. Shared by all requests with the same setting.
+
+    Args:
+        vocabulary: where the bytes come from.
+        skip_special_tokens: whether special tokens leave no text.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, bytes] = {}
+        if skip_special_tokens:
+            self._bytes = {token_id: b"" for token_id in sorted(vocabulary.special_token_ids)}
+
+    def of(self, token_id: int) -> bytes:
+        """The bytes that a token adds to the text."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            found = self._bytes[token_id] = self._vocabulary.id_to_bytes(token_id)
+        return found
+
+
+class Detokenizer:
+    """The text of one request.
+
+    Args:
+        token_bytes: shared by all requests with the same setting.
+        prompt: the tokens before the output. If they end within a character, the output may complete it.
+    """
+
+    def __init__(self, token_bytes: TokenBytes, prompt: Sequence[int] = ()) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder.decode(b"".join(map(token_bytes.of, prompt[-LONGEST_CHARACTER:])))
+        self._tail: deque[int] = deque()
+        """Bytes of each of the last tokens that may yet get more text."""
+
+    @property
+    def num_pending(self) -> int:
+        """The last so many tokens have bytes of a character that is not whole yet, or stand behind such a token."""
+        return len(self._tail)
+
+    def push(self, token_id: int) -> str:
+        """Take in a token; return the text that became certain, often that token's, sometimes none."""
+        new = self._token_bytes.of(token_id)
+        text = self._decoder.decode(new)
+        self._tail.append(len(new))
+        num_held = len(self._decoder.getstate()[0])
+        num_behind = sum(self._tail)
+        while self._tail and num_behind - self._tail[0] >= num_held:
+            num_behind -= self._tail.popleft()
+        return text
+
+    def flush(self) -> str:
+        """The output ends here: return U+FFFD if it ends within a character."""
+        self._tail.clear()
+        return self._decoder.decode(b"", final=True)

@@ -1,0 +1,196 @@
+"""One engine: a loop, a tokenizer and the limits of a model, behind which a prompt is text or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from headway.config import SamplingParams
+from headway.core.plan import Int32
+from headway.core.request import Request, RequestRefused
+from headway.core.scheduler import Scheduler
+from headway.engine.loop import EngineLoop
+from headway.engine.metrics import EngineMetrics
+from headway.engine.outputs import RequestUpdate
+from headway.models.loading import Tokenizer
+
+Prompt = str | Sequence[int] | Int32
+
+MAX_IDLE_STEPS = 16
+"""So many steps in a row that change nothing while requests are unfinished mean that none ever will."""
+
+
+class EngineStalled(RuntimeError):
+    """Requests are unfinished and no step changes anything: a bug. The message has their reasons for waiting."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that passed all checks and can be added.
+
+    Attributes:
+        request: for the scheduler.
+        text: the prompt, if it was given as text.
+    """
+
+    request: Request
+    text: str | None
+
+
+@dataclass
+class Engine:
+    """Takes prompts, makes updates. Used by one thread; :meth:`EngineLoop.abort` is for others.
+
+    Attributes:
+        loop: drives scheduler and executor.
+        tokenizer: ``None`` if prompts are token ids only and outputs have no text.
+        vocab_size: token ids of prompts are below this.
+        eos_token_ids: ids that end an output.
+        limits: what was decided at start, one sentence each.
+        on_close: called once at the end.
+    """
+
+    loop: EngineLoop
+    tokenizer: Tokenizer | None
+    vocab_size: int
+    eos_token_ids: tuple[int, ...] = ()
+    limits: tuple[str, ...] = ()
+    on_close: Callable[[], None] | None = None
+    _idle_steps: int = field(default=0, init=False)
+    _closed: bool = field(default=False, init=False)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """To look into; do not drive it."""
+        return self.loop.scheduler
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """What was counted so far."""
+        return self.loop.metrics
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step has something to do."""
+        return self.loop.has_work
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str = "",
+        add_special_tokens: bool = True,
+    ) -> Prepared:
+        """Make a request and check it, without adding it.
+
+        Args:
+            prompt: text or token ids.
+            sampling: the defaults if ``None``.
+            request_id: unique among unfinished requests.
+            priority: smaller is more urgent, under the priority policy.
+            cache_salt: prefixes are shared within one salt only.
+            add_special_tokens: whether a text gets the model's beginning-of-text token.
+
+        Raises:
+            RequestRefused: it is malformed or can never be served.
+        """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        try:
+            sampling = sampling if sampling is not None else SamplingParams()
+            self._check_bias(sampling)
+            request = Request(
+                request_id,
+                self._token_ids(prompt, add_special_tokens),
+                sampling,
+                eos_token_ids=self.eos_token_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            self.scheduler.check(request)
+        except RequestRefused as refusal:
+            self.metrics.refused(refusal.field)
+            raise
+        return Prepared(request, prompt if isinstance(prompt, str) else None)
+
+    def add(self, prepared: Prepared) -> None:
+        """Enter a prepared request.
+
+        Raises:
+            RequestRefused: meanwhile another unfinished request has its id.
+        """
+        self.loop.add(prepared.request, prepared.text)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; its last update comes with the next step. Unknown ids are ignored."""
+        self.loop.abort(request_id)
+        self.loop.apply_aborts()
+
+    def step(self) -> tuple[RequestUpdate, ...]:
+        """Run one step.
+
+        Raises:
+            EngineStalled: nothing moves any more.
+        """
+        if self._closed:
+            raise RuntimeError("the engine is closed")
+        report = self.loop.step()
+        if report.plan is not None or report.events or not self.has_work:
+            self._idle_steps = 0
+            return report.updates
+        self._idle_steps += 1
+        if self._idle_steps >= MAX_IDLE_STEPS:
+            reasons = {name: reason.code.value for name, reason in self.scheduler.wait_reasons().items()}
+            raise EngineStalled(f"no request moved in {MAX_IDLE_STEPS} steps; they wait for: {reasons}")
+        return report.updates
+
+    def close(self) -> None:
+        """Give everything back; more calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            if self.on_close is not None:
+                self.on_close()
+
+    def _token_ids(self, prompt: Prompt, add_special_tokens: bool) -> Int32:
+        """The prompt as tokens of the vocabulary."""
+        if isinstance(prompt, str):
+            return np.array(self._encode(prompt, add_special_tokens), np.int32)
+        try:
+            ids = np.asarray(prompt)
+        except ValueError:
+            ids = np.zeros((0, 0))
+        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
+            raise RequestRefused("prompt", type(prompt).__name__, None, "a prompt is text or a list of token ids")
+        outside = (ids < 0) | (ids >= self.vocab_size)
+        if outside.any():
+            place = int(np.argmax(outside))
+            raise RequestRefused(
+                "prompt",
+                int(ids[place]),
+                self.vocab_size - 1,
+                f"token {place} of the prompt is {ids[place]}; ids go from 0 to {self.vocab_size - 1}",
+            )
+        return ids.astype(np.int32)
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        if self.tokenizer is None:
+            raise RequestRefused("prompt", "text", None, "this engine has no tokenizer: give the prompt as token ids")
+        try:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
+
+    def _check_bias(self, sampling: SamplingParams) -> None:
+        for token_id in sampling.logit_bias:
+            if not 0 <= token_id < self.vocab_size:
+                raise RequestRefused(
+                    "logit_bias",
+                    token_id,
+                    self.vocab_size - 1,
+                    f"logit_bias names token {token_id}; ids go from 0 to {self.vocab_size - 1}",
+                )

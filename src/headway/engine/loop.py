@@ -1,0 +1,285 @@
+"""The engine's loop: schedule, submit, collect, update, report; over and over.
+
+It has no thread and no event loop of its own: whoever owns it calls :meth:`EngineLoop.step`. Only
+:meth:`EngineLoop.abort` may be called from another thread.
+
+Errors: whatever goes wrong while a step is computed ends the requests of that step, and nothing else. An exception
+of the scheduler itself is a bug after which its state cannot be trusted, and goes to the caller.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from headway.core.events import Event, Finished, StepOutput
+from headway.core.plan import StepPlan, StepResult
+from headway.core.request import Request
+from headway.core.scheduler import Scheduler
+from headway.engine.metrics import EngineMetrics
+from headway.engine.outputs import RequestUpdate
+from headway.engine.processor import OutputProcessor
+from headway.engine.trace import TraceWriter
+
+logger = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+"""Seconds since some moment, never going back."""
+
+
+class Executor(Protocol):
+    """Runs plans. Every ``submit`` that returns is answered by one ``collect``, in the same order."""
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a plan. If it raises, there is nothing to collect."""
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan in flight. If it raises, that plan is done with."""
+
+
+@dataclass
+class _Flight:
+    """A plan on its way; ``error`` says why no result will come."""
+
+    plan: StepPlan
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one call of :meth:`EngineLoop.step` did.
+
+    Attributes:
+        plan: the plan whose result was taken in; ``None`` if no plan was in flight.
+        output: what the scheduler delivered for it.
+        events: lifecycle events since the last report, in order.
+        updates: for the clients.
+    """
+
+    plan: StepPlan | None
+    output: StepOutput | None
+    events: tuple[Event, ...]
+    updates: tuple[RequestUpdate, ...]
+
+
+class EngineLoop:
+    """Drives one scheduler and one executor.
+
+    Args:
+        scheduler: not used by anybody else from now on.
+        executor: the same.
+        clock: what time it is. Decisions do not depend on it.
+        processor: makes the clients' outputs; without one (simulation) requests just run.
+        metrics: where to count.
+        trace: where to write what was decided.
+        depth: plans in flight at most. With 1, a step is scheduled when the last one has been taken in.
+        isolate_errors: ``False`` lets the executor's exceptions through, for tests and simulations.
+        executor_times: seconds that the parts of the executor's last step took, by phase.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Clock,
+        *,
+        processor: OutputProcessor | None = None,
+        metrics: EngineMetrics | None = None,
+        trace: TraceWriter | None = None,
+        depth: int = 1,
+        isolate_errors: bool = True,
+        executor_times: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.processor = processor
+        self.metrics = metrics if metrics is not None else EngineMetrics()
+        self._executor = executor
+        self._clock = clock
+        self._trace = trace
+        self._depth = depth
+        self._isolate_errors = isolate_errors
+        self._executor_times = executor_times
+        self._flights: deque[_Flight] = deque()
+        self._aborts: deque[str] = deque()
+        self._events: list[Event] = []
+        self._seconds: dict[str, float] = {}
+        """Parts of the step being made."""
+
+    # --- requests come and go ------------------------------------------------------------------------------
+
+    def add(self, request: Request, prompt_text: str | None = None) -> None:
+        """Enter a request.
+
+        Raises:
+            RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
+        """
+        self.scheduler.add(request, self._clock())
+        if self._trace is not None:
+            self._trace.add(request)
+        if self.processor is not None:
+            self.processor.add(request, prompt_text)
+        self._settle_events()
+
+    def abort(self, request_id: str) -> None:
+        """Have a request ended before anything else of it is delivered. Unknown ids are ignored."""
+        self._aborts.append(request_id)
+
+    def apply_aborts(self) -> None:
+        """End what was to be aborted now. Every step does so by itself, at its beginning and before its outputs."""
+        while self._aborts:
+            self._end(self._aborts.popleft(), "client")
+        self._settle_events()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether another step has something to do."""
+        return self.scheduler.has_unfinished or bool(self._flights) or bool(self._aborts)
+
+    # --- the step ------------------------------------------------------------------------------------------
+
+    def step(self) -> StepReport:
+        """Run one step: fill the pipe of plans, then take in the result of the oldest one."""
+        self.apply_aborts()
+        self._launch()
+        landed = self._collect()
+        output = self._update(*landed) if landed is not None else None
+        return self._report(landed[0] if landed is not None else None, output)
+
+    def _launch(self) -> None:
+        """Schedule and submit plans until enough are in flight or there is nothing to run."""
+        while len(self._flights) < self._depth and self.scheduler.has_unfinished:
+            start_s = self._clock()
+            plan = self.scheduler.schedule(start_s)
+            self._count_phase("schedule", start_s)
+            if self._trace is not None:
+                self._trace.plan(plan)
+            self._settle_events()
+            if not plan.num_rows:
+                return
+            flight = _Flight(plan)
+            self._flights.append(flight)
+            with self._isolated(flight):
+                self._executor.submit(plan)
+
+    def _collect(self) -> tuple[StepPlan, StepResult] | None:
+        """Wait for the oldest plan in flight; then the aborts that came meanwhile are due, before its outputs."""
+        if not self._flights:
+            return None
+        flight = self._flights[0]
+        result = None
+        if flight.error is None:
+            with self._isolated(flight):
+                result = self._matching_result(flight.plan)
+        self._flights.popleft()
+        self.apply_aborts()
+        if result is None:
+            self.metrics.counters.steps_failed += 1
+            result = _failed_result(flight.plan, flight.error)
+        return flight.plan, result
+
+    def _matching_result(self, plan: StepPlan) -> StepResult:
+        """The executor's result for ``plan``."""
+        result = self._executor.collect()
+        while result.step < plan.step:  # of a step that was interrupted while its result was awaited
+            result = self._executor.collect()
+        if result.step != plan.step or len(result.counts) != plan.num_rows:
+            raise RuntimeError(
+                f"the executor answered plan {plan.step} ({plan.num_rows} rows) with a result for step"
+                f" {result.step} ({len(result.counts)} rows)"
+            )
+        return result
+
+    def _update(self, plan: StepPlan, result: StepResult) -> StepOutput:
+        """Take in a result: the scheduler first, then the clients' outputs."""
+        now = self._clock()
+        if self._trace is not None:
+            self._trace.result(result)
+        output = self.scheduler.update(plan, result, now)
+        self.metrics.output(plan, output, now)
+        self._count_phase("update", now)
+        if self._executor_times is not None:
+            for phase, seconds in self._executor_times().items():
+                self._add_phase(phase, seconds)
+        start_s = self._clock()
+        if self.processor is not None:
+            to_end = self.processor.deliver(plan, result, output)
+            self._settle_events()
+            for request_id, why in to_end.items():
+                self._end(request_id, why)
+        self._settle_events()
+        self._count_phase("output", start_s)
+        return output
+
+    def _report(self, plan: StepPlan | None, output: StepOutput | None) -> StepReport:
+        """Hand out what happened since the last report."""
+        events, self._events = self._events, []
+        updates = self.processor.take_updates() if self.processor is not None else []
+        self.metrics.counters.generation_tokens += sum(len(update.token_ids) for update in updates)
+        if self._trace is not None:
+            if plan is not None:
+                self._trace.times(plan.step, self._clock(), self._seconds)
+            if not self.has_work:
+                self._trace.flush()
+        self._seconds = {}
+        return StepReport(plan, output, tuple(events), tuple(updates))
+
+    # --- parts of it ---------------------------------------------------------------------------------------
+
+    def _end(self, request_id: str, why: str) -> None:
+        """End a request in the scheduler, if it is live."""
+        if self.scheduler.abort(request_id, self._clock()) and self._trace is not None:
+            self._trace.abort(request_id, why)
+
+    def _settle_events(self) -> None:
+        """Count what happened, and make the outputs of what ended."""
+        for event in self.scheduler.take_events():
+            self._events.append(event)
+            if isinstance(event, Finished):
+                self._finish(event)
+            else:
+                self.metrics.event(event)
+
+    def _finish(self, event: Finished) -> None:
+        if self._trace is not None:
+            self._trace.finish(event)
+        if self.processor is None:
+            self.metrics.finished(event, event.reason.value, event.num_output_tokens)
+            return
+        reason, num_output_tokens = self.processor.close(event)
+        metrics = self.metrics.finished(event, reason, num_output_tokens)
+        self.processor.finish(event, reason, metrics)
+
+    def _count_phase(self, phase: str, start_s: float) -> None:
+        self._add_phase(phase, self._clock() - start_s)
+
+    def _add_phase(self, phase: str, seconds: float) -> None:
+        self.metrics.histograms.phase_s[phase].observe(seconds)
+        self._seconds[phase] = seconds
+
+    @contextmanager
+    def _isolated(self, flight: _Flight) -> Iterator[None]:
+        """Note an exception with the plan it belongs to, whose requests it will end, and go on."""
+        try:
+            yield
+        except BaseException as error:
+            flight.error = error
+            if not self._isolate_errors or not isinstance(error, Exception):
+                raise
+            logger.exception("step %d failed; its %d requests end", flight.plan.step, flight.plan.num_rows)
+
+
+def _failed_result(plan: StepPlan, error: BaseException | None) -> StepResult:
+    """A result that ends every request of the plan."""
+    message = f"the step failed: {type(error).__name__}: {error}"
+    return StepResult(
+        plan.step,
+        np.full((plan.num_rows, 1), -1, np.int32),
+        np.zeros(plan.num_rows, np.int32),
+        failed={row: message for row in range(plan.num_rows)},
+    )

@@ -1,0 +1,156 @@
+"""The output of one request as the client sees it: text, token ids and log probabilities, always cut at one place.
+
+A token is let go once all of its text is. If a stop string ends the output, the tokens go with the text: those that
+have some of the text before the cut are part of the output, those behind it are not, nor are their log probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headway.config import SamplingParams
+from headway.core.logprobs import TokenLogprobs
+from headway.engine.detokenizer import Detokenizer, TokenBytes
+from headway.engine.stop_strings import Match, StopStringFinder
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was let go since the last piece.
+
+    Attributes:
+        text: new text.
+        token_ids: the tokens whose text is out with this piece.
+        logprobs: per token of ``token_ids``; ``None`` if none were asked for.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs | None, ...] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not self.text and not self.token_ids
+
+
+class TextStream:
+    """Collects the tokens of one request and lets them go together with their text.
+
+    Order of calls: :meth:`push` for every token, :meth:`finish` once; :meth:`take` whenever wanted. Once
+    :attr:`stop` is set, everything pushed is ignored.
+
+    Args:
+        sampling: the stop strings and how to treat them.
+        token_bytes: ``None`` leaves the text empty, and then no stop string can be found.
+        prompt: its tokens.
+    """
+
+    def __init__(self, sampling: SamplingParams, token_bytes: TokenBytes | None, prompt: Sequence[int] = ()) -> None:
+        self._sampling = sampling
+        self._detokenizer = Detokenizer(token_bytes, prompt) if token_bytes is not None else None
+        self._finder = StopStringFinder(sampling.stop)
+        self._num_chars = 0
+        """Characters of text that the detokenizer gave so far."""
+        self._spans: list[tuple[int, int]] = []
+        """Per token whose text is known: where in the text it begins and ends."""
+        self._num_released = 0
+        self._taken = (0, 0)
+        """Tokens and pieces of text that were taken."""
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs | None] | None = [] if sampling.logprobs is not None else None
+        self.stop: str | None = None
+        """The stop string that ended the output."""
+
+    @property
+    def text(self) -> str:
+        """All text let go so far."""
+        return "".join(self._texts)
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """All tokens let go so far."""
+        return tuple(self._token_ids[: self._num_released])
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """Their log probabilities, if asked for."""
+        return None if self._logprobs is None else tuple(self._logprobs[: self._num_released])
+
+    def push(self, token_id: int, logprobs: TokenLogprobs | None = None, *, has_text: bool = True) -> None:
+        """Take in the next token.
+
+        Args:
+            token_id: the token.
+            logprobs: the executor's record about it.
+            has_text: ``False`` for a token that ended the output and is to leave no text.
+        """
+        if self.stop is not None:
+            return
+        self._token_ids.append(token_id)
+        if self._logprobs is not None:
+            self._logprobs.append(logprobs)
+        fresh = ""
+        if self._detokenizer is not None:
+            fresh = self._detokenizer.push(token_id) if has_text else self._detokenizer.flush()
+        self._num_chars += len(fresh)
+        if len(self._token_ids) < self._sampling.min_tokens:
+            self._finder.floor = self._num_chars
+        self._let_go(fresh, last=False)
+
+    def finish(self, *, look_for_stop: bool = True) -> None:
+        """No more tokens will come: let go of what was held back, unless a stop string is found in it.
+
+        Args:
+            look_for_stop: whether a stop string found only now may end the output.
+        """
+        if self.stop is not None:
+            return
+        fresh = self._detokenizer.flush() if self._detokenizer is not None else ""
+        self._num_chars += len(fresh)
+        if not look_for_stop:
+            self._finder.floor = self._num_chars
+        self._let_go(fresh, last=True)
+
+    def take(self) -> Piece:
+        """What was let go since the last call."""
+        num_tokens, num_texts = self._taken
+        self._taken = (self._num_released, len(self._texts))
+        released = slice(num_tokens, self._num_released)
+        return Piece(
+            "".join(self._texts[num_texts:]),
+            tuple(self._token_ids[released]),
+            None if self._logprobs is None else tuple(self._logprobs[released]),
+        )
+
+    def _let_go(self, fresh: str, *, last: bool) -> None:
+        pending = self._detokenizer.num_pending if self._detokenizer is not None else 0
+        num_new = len(self._token_ids) - pending - len(self._spans)
+        if num_new > 0:
+            start = self._spans[-1][1] if self._spans else 0
+            self._spans.extend([(start, self._num_chars)] * num_new)
+        text, match = self._finder.feed(fresh, last=last)
+        if text:
+            self._texts.append(text)
+        while self._num_released < len(self._spans) and self._spans[self._num_released][1] <= self._finder.position:
+            self._num_released += 1
+        if match is not None:
+            self._cut(match)
+
+    def _cut(self, match: Match) -> None:
+        """End the output before the stop string, or behind it if that was asked for."""
+        self.stop = match.stop
+        cut = match.start
+        if self._sampling.include_stop_str_in_output:
+            self._texts.append(match.stop)
+            cut = match.end
+        start = self._spans[-1][1] if self._spans else 0
+        pending = len(self._token_ids) - len(self._spans)
+        self._spans.extend([(start, self._num_chars)] * pending)
+        while self._num_released < len(self._spans):
+            start, end = self._spans[self._num_released]
+            if start >= cut and end > cut:
+                break
+            self._num_released += 1
