@@ -84,6 +84,9 @@ class Scan:
             return
         place = num_passed = 0
         while place < len(waiting) and num_passed < state.config.max_num_seqs:
+            # Rows are displaced from the tail on, so the last one is the first in policy order: none behind it enters.
+            if state.preempted and waiting[place].order_key > state.preempted[-1].order_key:
+                break
             verdict = self._consider(waiting[place])
             if verdict is _Verdict.STOP:
                 break
