@@ -1,9 +1,10 @@
-"""The progress bar of ``LLM.generate``."""
+"""The progress bar of ``LLM.generate`` and ``headway generate``."""
 
 from __future__ import annotations
 
 from types import TracebackType
 
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from headway.core.scheduler import Scheduler
@@ -11,7 +12,7 @@ from headway.engine.outputs import RequestUpdate
 
 
 class GenerationProgress:
-    """Shows how many requests ended, tokens per second, and how many run and wait.
+    """Shows on standard error how many requests ended, tokens per second, and how many run and wait.
 
     Args:
         scheduler: read, not driven.
@@ -29,6 +30,7 @@ class GenerationProgress:
                 "{task.fields[rate]:.1f} tokens/s, {task.fields[running]} running, {task.fields[waiting]} waiting"
             ),
             TimeElapsedColumn(),
+            console=Console(stderr=True),
         )
         self._task = self._progress.add_task("", total=num_requests, rate=0.0, running=0, waiting=0)
 
