@@ -11,6 +11,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 # Code that is linted and formatted.
 CODE := $(wildcard src tests benchmarks docs examples scripts)
+# The tests of the pure parts run first: they are fast and say most.
+PURE_TESTS := $(wildcard tests/config tests/kv tests/core tests/sim)
 
 .PHONY: help setup demo serve test check format-check lint types imports fix bench docs
 
@@ -45,8 +47,8 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports
 
 test: check ## All checks and all tests, the core first
-	@$(BIN)/python -m pytest -x -q tests/core tests/kv tests/config
-	@$(BIN)/python -m pytest -q tests --ignore=tests/core --ignore=tests/kv --ignore=tests/config
+	@$(BIN)/python -m pytest -x -q $(PURE_TESTS)
+	@$(BIN)/python -m pytest -q tests $(PURE_TESTS:%=--ignore=%)
 
 fix: $(STAMP) ## Format and mend what can be mended by machine
 	@$(BIN)/ruff check --fix $(CODE)
