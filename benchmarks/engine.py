@@ -23,19 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from engine_work import EngineWork, Tokens, make_work, read_work
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from headway import LLM, SamplingParams
+from headway import LLM
+from headway.config import SamplingParams
+from headway.engine.llm import OfflineLLM
 from headway.engine.outputs import RequestOutput
 
 MEASUREMENTS = ("single", "ttft", "main", "shared")
 FIGURES = {
-    "single_tok_s": "single stream, tokens/s",
-    "ttft2000_ms": "first token of 2,000, ms",
-    "main_tok_s": "main, output tokens/s",
-    "shared_tok_s": "shared prefix, output tokens/s",
-    "peak_rss_mib": "peak memory, MiB",
+    "single_tok_s": "single tokens/s",
+    "ttft2000_ms": "first of 2,000 ms",
+    "main_tok_s": "main tokens/s",
+    "shared_tok_s": "shared tokens/s",
+    "peak_rss_mib": "peak memory MiB",
 }
 BARS = {"single_tok_s": 48.0, "ttft2000_ms": 4000.0, "main_tok_s": 160.0, "shared_tok_s": 150.0}
 LESS_IS_BETTER = ("ttft2000_ms", "peak_rss_mib")
@@ -76,7 +79,7 @@ class Measured:
 class EngineBench:
     """Runs prompts through one ``LLM`` and keeps the figures."""
 
-    def __init__(self, llm: LLM, work: EngineWork) -> None:
+    def __init__(self, llm: OfflineLLM, work: EngineWork) -> None:
         self._llm = llm
         self._work = work
         self.measured: dict[str, Measured] = {}
@@ -133,6 +136,14 @@ def first_token_s(output: RequestOutput) -> float:
     return output.metrics.ttft_s
 
 
+def encoder(llm: OfflineLLM) -> Callable[[str], Sequence[int]]:
+    """The model's tokenizer, without special tokens."""
+    tokenizer = llm.engine.tokenizer
+    if tokenizer is None:
+        raise SystemExit("this model has no tokenizer to make prompts with; give it a --workload")
+    return lambda text: tokenizer.encode(text, add_special_tokens=False)
+
+
 def peak_rss_mib() -> float:
     """The most memory this process ever had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -140,14 +151,14 @@ def peak_rss_mib() -> float:
 
 def show_figures(console: Console, figures: dict[str, float | None], quick: bool) -> None:
     """Ours beside the bars and the peers."""
-    table = Table(title="engine" + (" (shortened work: do not compare)" if quick else ""))
-    table.add_column("")
-    for name in ("Headway", "bar", *PEERS):
-        table.add_column(name, justify="right")
-    for place, (key, label) in enumerate(FIGURES.items()):
-        value, bar = figures[key], BARS.get(key)
-        peers = [number(peer[place]) for peer in PEERS.values()]
-        table.add_row(label, verdict(key, value, bar, quick), number(bar), *peers)
+    table = Table(title="engine" + (" (shortened work: do not compare)" if quick else ""), box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    for label in FIGURES.values():
+        table.add_column(label, justify="right")
+    table.add_row("Headway", *(verdict(key, figures[key], BARS.get(key), quick) for key in FIGURES), end_section=True)
+    table.add_row("bar", *(number(BARS.get(key)) for key in FIGURES), end_section=True)
+    for name, peer in PEERS.items():
+        table.add_row(name, *map(number, peer))
     console.print(table)
 
 
@@ -165,16 +176,18 @@ def number(value: float | None) -> str:
 
 
 def show_phases(console: Console, measured: dict[str, Measured]) -> None:
-    """Where a step's time went."""
-    names = list(next(iter(measured.values())).phases)
-    table = Table(title="milliseconds per step, by phase")
-    for column in ("", "steps", *names, "between steps"):
-        table.add_column(column, justify="left" if not column else "right")
+    """Where a step's time went. The rest is taking in prompts, and whatever the loop does between the phases."""
+    table = Table(title="milliseconds per step", box=SIMPLE_HEAD)
+    table.add_column("", no_wrap=True)
+    steps, rest = {}, {}
     for name, run in measured.items():
-        steps = max(count for count, _ in run.phases.values())
-        per_step = [1e3 * seconds / steps for _, seconds in run.phases.values()]
-        rest = 1e3 * run.seconds / steps - sum(per_step)
-        table.add_row(name, str(steps), *(f"{value:.2f}" for value in per_step), f"{rest:.2f}")
+        table.add_column(name, justify="right")
+        steps[name] = max(count for count, _ in run.phases.values())
+        rest[name] = run.seconds - sum(seconds for _, seconds in run.phases.values())
+    for phase in next(iter(measured.values())).phases:
+        table.add_row(phase, *(f"{1e3 * run.phases[phase][1] / steps[name]:.2f}" for name, run in measured.items()))
+    table.add_row("rest", *(f"{1e3 * rest[name] / steps[name]:.2f}" for name in measured), end_section=True)
+    table.add_row("steps", *map(str, steps.values()))
     console.print(table)
 
 
@@ -198,7 +211,7 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console()
     llm = LLM(model=arguments.model, max_num_seqs=64, max_num_batched_tokens=2048, max_model_len=2304, num_blocks=1792)
-    work = read_work(arguments.workload) if arguments.workload else make_work(llm.tokenizer.encode)
+    work = read_work(arguments.workload) if arguments.workload else make_work(encoder(llm))
     if arguments.quick:
         work = work.shortened()
     console.print(f"model {arguments.model}, prompts: {work.source}")

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from scheduler_work import (
@@ -127,7 +128,7 @@ def measure_vllm(python: Path, num_steps: int, churn_steps: int) -> dict[str, An
 
 def show(headway: dict[str, Any], vllm: dict[str, Any] | None) -> None:
     """The figures as a table."""
-    table = Table(title="scheduler: microseconds per step")
+    table = Table(title="scheduler: microseconds per step", box=SIMPLE_HEAD)
     for column in ("workload", "median", "p90", "mean", *(("vLLM median", "ratio") if vllm else ())):
         table.add_column(column, justify="left" if column == "workload" else "right")
     rows = [(f"steady, {running} running", ("steady", running)) for running in headway["steady"]]
