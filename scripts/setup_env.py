@@ -85,7 +85,7 @@ def refuse_cuda() -> None:
 def install() -> None:
     """Install Headway, editable, with the engine and the development tools."""
     print("setup: installing (the first time takes a minute or two)", flush=True)
-    command = [*pip_arguments(), "--quiet", "-e", f"{ROOT}[engine,dev]"]
+    command = [*pip_arguments(), "-qq", "-e", f"{ROOT}[engine,dev]"]
     if subprocess.run(command, check=False).returncode:
         raise SetupError("pip failed; its message is above.")
 

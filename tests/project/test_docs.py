@@ -54,3 +54,10 @@ def test_generated_documents_are_up_to_date(script: str) -> None:
     spec.loader.exec_module(module)
 
     assert module.TARGET.read_text() == module.render(), "run 'make docs'"
+
+
+def test_the_readme_maps_every_part() -> None:
+    parts = [path.parent.name for path in (ROOT / "src" / "headway").glob("*/__init__.py")]
+    readme = (ROOT / "README.md").read_text()
+
+    assert [part for part in sorted(parts) if f"`src/headway/{part}/`" not in readme] == []
