@@ -74,14 +74,15 @@ class GgufFile:
             raise BadModelFile(path, f"cannot be read ({error})") from error
         cursor = _Cursor(self._data, len(MAGIC))
         try:
-            num_tensors, num_keys = self._read_counts(cursor)
+            version, num_tensors, num_keys = cursor.numbers("IQQ")
+            self._check_version(version)
             self.metadata: Mapping[str, Any] = {cursor.string(): cursor.value() for _ in range(num_keys)}
             records = [cursor.tensor_record() for _ in range(num_tensors)]
         except struct.error as error:
             raise BadModelFile(
                 path, f"is cut short: it ends after {len(self._data)} bytes, inside its header"
             ) from error
-        except ValueError as error:
+        except (_Damaged, UnicodeDecodeError) as error:
             raise BadModelFile(path, f"has a damaged header near byte {cursor.position} ({error})") from error
         self.tensors: Mapping[str, GgufTensor] = {
             tensor.name: tensor for tensor in self._place(records, cursor.position)
@@ -101,15 +102,12 @@ class GgufFile:
                 f"GGUF type {kind}", f"{self.path}: tensor {tensor.name!r} is stored as {kind}, which is not read"
             ) from error
 
-    def _read_counts(self, cursor: _Cursor) -> tuple[int, int]:
-        (version,) = cursor.numbers("I")
+    def _check_version(self, version: int) -> None:
         if version not in _VERSIONS:
             raise UnsupportedModel(
                 f"GGUF version {version}",
                 f"{self.path}: is GGUF version {version}; little-endian files of version 2 and 3 are read",
             )
-        num_tensors, num_keys = cursor.numbers("QQ")
-        return num_tensors, num_keys
 
     def _place(self, records: list[_TensorRecord], header_end: int) -> Iterator[GgufTensor]:
         """Turn records into places in the file, and check that the file reaches that far."""
@@ -146,6 +144,10 @@ class GgufFile:
                 f"GGUF type {record.kind}",
                 f"{self.path}: tensor {record.name!r} is stored in number format {record.kind}, which is not known",
             ) from error
+
+
+class _Damaged(Exception):
+    """The header holds something that no writer writes."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ class _Cursor:
         name = self.string()
         (num_dimensions,) = self.numbers("I")
         if num_dimensions > _MAX_DIMENSIONS:
-            raise ValueError(f"tensor {name!r} with {num_dimensions} dimensions")
+            raise _Damaged(f"tensor {name!r} with {num_dimensions} dimensions")
         sizes = self.numbers(f"{num_dimensions}Q")
         kind, offset = self.numbers("IQ")
         return _TensorRecord(name, tuple(reversed(sizes)), kind, offset)
@@ -203,5 +205,5 @@ class _Cursor:
         if kind == _STRING:
             return self.string()
         if kind not in _SCALAR_FORMATS:
-            raise ValueError(f"value type {kind}")
+            raise _Damaged(f"value type {kind}")
         return self.numbers(_SCALAR_FORMATS[kind])[0]

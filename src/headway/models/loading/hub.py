@@ -84,11 +84,11 @@ def download_file(repo_id: str, filename: str) -> Path:
 
 def cached_repositories() -> list[tuple[str, Path, int]]:
     """Complete models in the hub's cache: name, folder, bytes; sorted by name."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return []
     models = sorted((repo.repo_id, repo.size_on_disk) for repo in repositories if repo.repo_type == "model")
