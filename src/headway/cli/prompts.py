@@ -1,0 +1,184 @@
+"""What to generate: prompts out of arguments, files and standard input, each with its own sampling parameters.
+
+Two formats: text, one prompt per line; and JSON lines, objects with "prompt", "prompt_token_ids" or "messages", an
+optional "request_id", and any of the sampling parameters. Empty lines are skipped in both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from headway.config import ConfigError, SamplingParams
+
+SOURCES = ("prompt", "prompt_token_ids", "messages")
+"""Keys of a JSON line, of which just one must be there."""
+
+_HINTS = typing.get_type_hints(SamplingParams)
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    tuple: "a list of the right kind",
+    Mapping: "an object from token ids to numbers",
+}
+
+
+class PromptError(ValueError):
+    """A prompt cannot be read.
+
+    Attributes:
+        where: place in the input, such as "line 3".
+    """
+
+    def __init__(self, where: str, message: str) -> None:
+        super().__init__(f"{where}: {message}")
+        self.where = where
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One request to make.
+
+    Attributes:
+        request_id: unique within the input.
+        where: its place in the input, for errors.
+        sampling: how to choose its tokens.
+        text, token_ids, messages: the prompt; one of them is set.
+    """
+
+    request_id: str
+    where: str
+    sampling: SamplingParams
+    text: str | None = None
+    token_ids: tuple[int, ...] | None = None
+    messages: tuple[Mapping[str, Any], ...] | None = None
+
+
+def jobs_of_texts(texts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool, word: str = "prompt") -> list[Job]:
+    """One job per text; ``chat`` makes it the user's message of a conversation."""
+    shared = SamplingParams(**sampling)
+    return [
+        Job(str(index), f"{word} {index + 1}", shared, messages=user_message(text))
+        if chat
+        else Job(str(index), f"{word} {index + 1}", shared, text=text)
+        for index, text in enumerate(texts)
+    ]
+
+
+def jobs_of_lines(lines: Sequence[str], sampling: Mapping[str, Any], *, chat: bool, form: str = "auto") -> list[Job]:
+    """Jobs of a file or of standard input.
+
+    Args:
+        lines: its lines.
+        sampling: options given for all; a JSON line may override them.
+        chat: whether plain prompts are the user's message of a conversation.
+        form: "text", "jsonl", or "auto": JSON lines if the first line with content is a JSON object.
+
+    Raises:
+        PromptError: a line that cannot be used, with its number.
+    """
+    numbered = [(number, line.strip("\n")) for number, line in enumerate(lines, 1) if line.strip()]
+    if form == "auto":
+        form = "jsonl" if numbered and _is_json_object(numbered[0][1]) else "text"
+    if form == "text":
+        return jobs_of_texts((line for _, line in numbered), sampling, chat=chat)
+    jobs: list[Job] = []
+    places: dict[str, str] = {}
+    for index, (number, line) in enumerate(numbered):
+        job = _job_of_json(f"line {number}", index, line, sampling, chat)
+        if job.request_id in places:
+            raise PromptError(job.where, f"request_id {job.request_id!r} is taken by {places[job.request_id]}")
+        places[job.request_id] = job.where
+        jobs.append(job)
+    return jobs
+
+
+def user_message(text: str) -> tuple[Mapping[str, Any], ...]:
+    """A conversation that consists of one question."""
+    return ({"role": "user", "content": text},)
+
+
+def _is_json_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except json.JSONDecodeError:
+        return False
+
+
+def _job_of_json(where: str, index: int, line: str, sampling: Mapping[str, Any], chat: bool) -> Job:
+    try:
+        content = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise PromptError(where, f"is not JSON ({error.msg})") from error
+    if not isinstance(content, dict):
+        raise PromptError(where, "is not a JSON object")
+    given = [name for name in SOURCES if name in content]
+    if len(given) != 1:
+        raise PromptError(where, f"needs just one of {', '.join(SOURCES)}; it has {', '.join(given) or 'none'}")
+    source, request_id = given[0], str(content.get("request_id", index))
+    own = {name: value for name, value in content.items() if name not in (*SOURCES, "request_id")}
+    try:
+        job = Job(request_id, where, SamplingParams(**{**sampling, **_sampling_of_json(where, own)}))
+    except ConfigError as error:
+        raise PromptError(where, str(error)) from error
+    return dataclasses.replace(job, **_prompt_of_json(where, source, content[source], chat))
+
+
+def _prompt_of_json(where: str, source: str, value: Any, chat: bool) -> dict[str, Any]:
+    if source == "prompt":
+        if not isinstance(value, str):
+            raise PromptError(where, "prompt must be text")
+        return {"messages": user_message(value)} if chat else {"text": value}
+    if source == "prompt_token_ids":
+        if not isinstance(value, list) or any(type(token) is not int for token in value):
+            raise PromptError(where, "prompt_token_ids must be a list of integers")
+        return {"token_ids": tuple(value)}
+    if not isinstance(value, list) or not value or any(not isinstance(message, dict) for message in value):
+        raise PromptError(where, "messages must be a list of objects with role and content")
+    return {"messages": tuple(value)}
+
+
+def _sampling_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling parameters as the dataclass wants them; JSON knows no tuples and no numbers as keys."""
+    values: dict[str, Any] = {}
+    for name, value in own.items():
+        if name not in _HINTS:
+            close = difflib.get_close_matches(name, [*_HINTS, *SOURCES, "request_id"], n=1)
+            raise PromptError(where, f"unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        if name == "stop" and isinstance(value, str):
+            value = [value]
+        if isinstance(value, dict):
+            value = {int(key) if key.lstrip("-").isdigit() else key: number for key, number in value.items()}
+        value = tuple(value) if isinstance(value, list) else value
+        if not _is_a(_HINTS[name], value):
+            raise PromptError(where, f"{name} cannot be {json.dumps(own[name])}: it must be {_KINDS[_kind(name)]}")
+        values[name] = value
+    return values
+
+
+def _kind(name: str) -> Any:
+    hint = _HINTS[name]
+    parts = [part for part in typing.get_args(hint) if part is not type(None)]
+    return parts[0] if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
+
+
+def _is_a(hint: Any, value: Any) -> bool:
+    """Whether a value is of the kind that a type hint of an option names."""
+    parts = typing.get_args(hint)
+    if isinstance(hint, types.UnionType):
+        return any(_is_a(part, value) for part in parts)
+    if typing.get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(_is_a(parts[0], item) for item in value)
+    if typing.get_origin(hint) is Mapping:
+        return isinstance(value, Mapping) and all(
+            _is_a(parts[0], key) and _is_a(parts[1], item) for key, item in value.items()
+        )
+    if isinstance(value, bool):
+        return hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
