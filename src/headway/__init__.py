@@ -1,5 +1,26 @@
-"""Headway: an LLM serving engine built around a scheduler that you can read, replay and prove."""
+"""Headway: an LLM serving engine built around a scheduler that you can read, replay and prove.
 
-__all__ = ["__version__"]
+``LLM``, ``SamplingParams`` and ``RequestOutput`` are imported when they are first used: ``import headway`` is cheap.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.build import LLM
+    from headway.config import SamplingParams
+    from headway.engine.outputs import RequestOutput
+
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
 
 __version__ = "0.1.0"
+
+_HOME = {"LLM": "headway.build", "RequestOutput": "headway.engine.outputs", "SamplingParams": "headway.config"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -1,7 +1,8 @@
 """Options: frozen dataclasses, one per concern. Imports nothing of Headway."""
 
+from headway.config.engine import EngineOptions
 from headway.config.options import Checked, ConfigError, option
 from headway.config.sampling import SamplingParams
 from headway.config.scheduler import CacheConfig, SchedulerConfig
 
-__all__ = ["CacheConfig", "Checked", "ConfigError", "SamplingParams", "SchedulerConfig", "option"]
+__all__ = ["CacheConfig", "Checked", "ConfigError", "EngineOptions", "SamplingParams", "SchedulerConfig", "option"]

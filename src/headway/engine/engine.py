@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.loop import EngineLoop
 from headway.engine.metrics import EngineMetrics
 from headway.engine.outputs import RequestUpdate
-from headway.models.loading import Tokenizer
+from headway.models.loading import ChatTemplateError, Tokenizer
 
 Prompt = str | Sequence[int] | Int32
 
@@ -118,6 +119,43 @@ class Engine:
             raise
         return Prepared(request, prompt if isinstance(prompt, str) else None)
 
+    def prepare_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        sampling: SamplingParams | None = None,
+        *,
+        request_id: str,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Prepared:
+        """The same for a conversation, which the model's chat template makes a prompt of.
+
+        Args:
+            messages: with "role" and "content".
+            tools: JSON schemas of functions the model may call, for templates that know them.
+
+        The other arguments are those of :meth:`prepare`.
+
+        Raises:
+            RequestRefused: as above, or the template refuses the messages.
+        """
+        if self.tokenizer is None:
+            raise RequestRefused("messages", "text", None, "this engine has no tokenizer, so it cannot chat")
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tools=tools)
+        except ChatTemplateError as error:
+            self.metrics.refused("messages")
+            raise RequestRefused("messages", len(messages), None, str(error)) from error
+        return self.prepare(
+            text,
+            sampling,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            add_special_tokens=False,  # the template writes them all
+        )
+
     def add(self, prepared: Prepared) -> None:
         """Enter a prepared request.
 
@@ -150,7 +188,7 @@ class Engine:
         return report.updates
 
     def close(self) -> None:
-        """Give everything back; more calls do nothing."""
+        """Take no more requests and do no more steps; close the trace. More calls do nothing."""
         if not self._closed:
             self._closed = True
             if self.on_close is not None:

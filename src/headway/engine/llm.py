@@ -14,7 +14,6 @@ from headway.core.request import RequestRefused
 from headway.engine.engine import Engine, Prepared, Prompt
 from headway.engine.outputs import REFUSED, CompletionOutput, RequestError, RequestOutput, RequestUpdate
 from headway.engine.progress import GenerationProgress
-from headway.models.loading import ChatTemplateError
 
 OnRefusal = Literal["raise", "return"]
 Conversation = Sequence[Mapping[str, Any]]
@@ -117,7 +116,11 @@ class OfflineLLM:
         settings = self._settings(len(listed), sampling_params, priority, cache_salt)
 
         def prepare(index: int, request_id: str) -> Prepared:
-            return self._prepare_chat(listed[index], tools, request_id, settings[index])  # type: ignore[arg-type]
+            sampling, urgency, salt = settings[index]
+            messages: Any = listed[index]
+            return self.engine.prepare_chat(
+                messages, sampling, request_id=request_id, tools=tools, priority=urgency, cache_salt=salt
+            )
 
         return self._outputs(self._prepare(len(listed), prepare, errors), use_progress)
 
@@ -141,7 +144,7 @@ class OfflineLLM:
         return self._run(self._prepare_prompts(prompts, sampling_params, priority, cache_salt, errors))
 
     def close(self) -> None:
-        """Give memory and files back; more calls do nothing."""
+        """Take no more prompts and close the trace; memory goes with the object. More calls do nothing."""
         self.engine.close()
 
     def __enter__(self) -> OfflineLLM:
@@ -172,25 +175,6 @@ class OfflineLLM:
             )
 
         return self._prepare(len(listed), prepare, errors)
-
-    def _prepare_chat(
-        self,
-        messages: Conversation,
-        tools: Sequence[Mapping[str, Any]] | None,
-        request_id: str,
-        setting: tuple[SamplingParams, int, str],
-    ) -> Prepared:
-        tokenizer = self.engine.tokenizer
-        if tokenizer is None:
-            raise RequestRefused("messages", "text", None, "this engine has no tokenizer, so it cannot chat")
-        try:
-            text = tokenizer.apply_chat_template(messages, tools=tools)
-        except ChatTemplateError as error:
-            raise RequestRefused("messages", len(messages), None, str(error)) from error
-        sampling, priority, salt = setting
-        return self.engine.prepare(
-            text, sampling, request_id=request_id, priority=priority, cache_salt=salt, add_special_tokens=False
-        )
 
     @staticmethod
     def _settings(

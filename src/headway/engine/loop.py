@@ -119,11 +119,12 @@ class EngineLoop:
         Raises:
             RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
         """
+        outlet = self.processor.open(request, prompt_text) if self.processor is not None else None
         self.scheduler.add(request, self._clock())
         if self._trace is not None:
             self._trace.add(request)
-        if self.processor is not None:
-            self.processor.add(request, prompt_text)
+        if self.processor is not None and outlet is not None:
+            self.processor.add(request.handle, outlet)
         self._settle_events()
 
     def abort(self, request_id: str) -> None:
@@ -138,8 +139,10 @@ class EngineLoop:
 
     @property
     def has_work(self) -> bool:
-        """Whether another step has something to do."""
-        return self.scheduler.has_unfinished or bool(self._flights) or bool(self._aborts)
+        """Whether another step has something to do or to tell."""
+        if self.scheduler.has_unfinished or self._flights or self._aborts:
+            return True
+        return self.processor is not None and self.processor.has_updates
 
     # --- the step ------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from headway.engine.text_stream import TextStream
 logger = logging.getLogger(__name__)
 
 
-class _Output:
+class RequestOutlet:
     """One live request on its way out."""
 
     def __init__(self, request: Request, prompt_text: str | None, token_bytes: TokenBytes | None) -> None:
@@ -72,15 +72,23 @@ class OutputProcessor:
         self._token_bytes: dict[bool, TokenBytes | None] = {False: None, True: None}
         if vocabulary is not None:
             self._token_bytes = {skip: TokenBytes(vocabulary, skip_special_tokens=skip) for skip in (False, True)}
-        self._outputs: dict[int, _Output] = {}
+        self._outputs: dict[int, RequestOutlet] = {}
         self._handle_of: dict[int, int] = {}
         """slot -> handle of the request that the plans delivered so far put there."""
         self._updates: list[RequestUpdate] = []
 
-    def add(self, request: Request, prompt_text: str | None = None) -> None:
-        """Get ready for a request that the scheduler has just taken."""
-        token_bytes = self._token_bytes[request.sampling.skip_special_tokens]
-        self._outputs[request.handle] = _Output(request, prompt_text, token_bytes)
+    def open(self, request: Request, prompt_text: str | None = None) -> RequestOutlet:
+        """Get ready for a request that the scheduler has not taken yet."""
+        return RequestOutlet(request, prompt_text, self._token_bytes[request.sampling.skip_special_tokens])
+
+    def add(self, handle: int, outlet: RequestOutlet) -> None:
+        """The scheduler has taken the request."""
+        self._outputs[handle] = outlet
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether there is something to take."""
+        return bool(self._updates)
 
     def deliver(self, plan: StepPlan, result: StepResult, output: StepOutput) -> dict[str, str]:
         """Take in what a step delivered.
@@ -121,10 +129,11 @@ class OutputProcessor:
             Why it ended, as its client sees it, and how many tokens it delivered.
         """
         out = self._outputs[event.handle]
-        try:
-            out.stream.finish(look_for_stop=event.reason in (FinishReason.STOP, FinishReason.LENGTH))
-        except Exception as error:
-            self._fail(out, error)
+        if not out.error:
+            try:
+                out.stream.finish(look_for_stop=event.reason in (FinishReason.STOP, FinishReason.LENGTH))
+            except Exception as error:
+                self._fail(out, error)
         reason = event.reason
         if out.error:
             reason = FinishReason.ERROR
@@ -166,6 +175,6 @@ class OutputProcessor:
         if update is not None:
             self._updates.append(update)
 
-    def _fail(self, out: _Output, error: Exception) -> None:
+    def _fail(self, out: RequestOutlet, error: Exception) -> None:
         logger.exception("the output of request %r failed", out.request_id, exc_info=error)
         out.error = f"its output could not be made: {type(error).__name__}: {error}"

@@ -53,8 +53,10 @@ class TextStream:
         self._finder = StopStringFinder(sampling.stop)
         self._num_chars = 0
         """Characters of text that the detokenizer gave so far."""
-        self._spans: list[tuple[int, int]] = []
-        """Per token whose text is known: where in the text it begins and ends."""
+        self._starts: list[int] = []
+        """Per token, where in the text it begins."""
+        self._ends: list[int] = []
+        """Per token whose text is known, where in the text it ends."""
         self._num_released = 0
         self._taken = (0, 0)
         """Tokens and pieces of text that were taken."""
@@ -90,6 +92,7 @@ class TextStream:
         if self.stop is not None:
             return
         self._token_ids.append(token_id)
+        self._starts.append(self._num_chars)
         if self._logprobs is not None:
             self._logprobs.append(logprobs)
         fresh = ""
@@ -126,18 +129,20 @@ class TextStream:
         )
 
     def _let_go(self, fresh: str, *, last: bool) -> None:
-        pending = self._detokenizer.num_pending if self._detokenizer is not None else 0
-        num_new = len(self._token_ids) - pending - len(self._spans)
-        if num_new > 0:
-            start = self._spans[-1][1] if self._spans else 0
-            self._spans.extend([(start, self._num_chars)] * num_new)
+        """New text is certain: let go of what cannot be part of a stop string, and of the tokens before it."""
+        num_pending = self._detokenizer.num_pending if self._detokenizer is not None else 0
+        self._end_tokens(len(self._token_ids) - num_pending)
         text, match = self._finder.feed(fresh, last=last)
         if text:
             self._texts.append(text)
-        while self._num_released < len(self._spans) and self._spans[self._num_released][1] <= self._finder.position:
+        while self._num_released < len(self._ends) and self._ends[self._num_released] <= self._finder.position:
             self._num_released += 1
         if match is not None:
             self._cut(match)
+
+    def _end_tokens(self, count: int) -> None:
+        """The text of the first ``count`` tokens is known."""
+        self._ends.extend([self._num_chars] * (count - len(self._ends)))
 
     def _cut(self, match: Match) -> None:
         """End the output before the stop string, or behind it if that was asked for."""
@@ -146,11 +151,8 @@ class TextStream:
         if self._sampling.include_stop_str_in_output:
             self._texts.append(match.stop)
             cut = match.end
-        start = self._spans[-1][1] if self._spans else 0
-        pending = len(self._token_ids) - len(self._spans)
-        self._spans.extend([(start, self._num_chars)] * pending)
-        while self._num_released < len(self._spans):
-            start, end = self._spans[self._num_released]
+        self._end_tokens(len(self._token_ids))
+        for start, end in zip(self._starts[self._num_released :], self._ends[self._num_released :], strict=True):
             if start >= cut and end > cut:
                 break
             self._num_released += 1

@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any, TextIO
 
 from headway.config import CacheConfig, SchedulerConfig
@@ -51,7 +51,7 @@ class TraceHeader:
     headway: str
     scheduler: SchedulerConfig
     cache: CacheConfig
-    run: Mapping[str, Any] = MappingProxyType({})
+    run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class TraceWriter:

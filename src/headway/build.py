@@ -1,0 +1,250 @@
+"""Puts an engine together: the only module that names concrete executors, models and tokenizers."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import headway
+from headway.config import CacheConfig, ConfigError, EngineOptions, SchedulerConfig
+from headway.core.scheduler import Scheduler
+from headway.engine.engine import Engine
+from headway.engine.llm import OfflineLLM
+from headway.engine.loop import Clock, EngineLoop
+from headway.engine.processor import OutputProcessor
+from headway.engine.trace import TraceHeader, TraceWriter
+from headway.executor.executor import ModelExecutor
+from headway.executor.memory import available_bytes, kv_block_bytes
+from headway.models.config import ModelConfig
+from headway.models.llama import DecoderModel
+from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
+from headway.models.ops.registry import Ops, select_ops
+from headway.models.registry import model_class
+
+logger = logging.getLogger(__name__)
+
+GIB = 2**30
+CPU_MEMORY_SHARE, CPU_MEMORY_LIMIT = 0.5, 8 * GIB
+"""Without a word about it, KV blocks take at most this share of the free memory, and at most so many bytes."""
+GPU_MEMORY_SHARE = 0.85
+UNKNOWN_MEMORY = GIB
+"""What they take where the system does not tell how much is free."""
+
+
+class LLM(OfflineLLM):
+    """A model, ready to generate. The methods are those of :class:`~headway.engine.llm.OfflineLLM`.
+
+    Args:
+        model: a model's alias, folder, GGUF file or hub name.
+        options: the other fields of :class:`~headway.config.EngineOptions`.
+
+    Raises:
+        ConfigError: an option that is unknown or cannot be used.
+        LoadingError: the model cannot be had.
+    """
+
+    def __init__(self, model: str, **options: Any) -> None:
+        known = [spec.name for spec in dataclasses.fields(EngineOptions)]
+        for name, value in options.items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                raise ConfigError(name, value, f"did you mean {close[0]}?" if close else "there is no such option")
+        super().__init__(build_engine(EngineOptions(model=model, **options)))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """A model in memory, and what belongs to it."""
+
+    name: str
+    model: DecoderModel
+    tokenizer: Tokenizer
+    ops: Ops
+    weight_dtype: str
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What was decided about memory, with the reasons in words."""
+
+    scheduler: SchedulerConfig
+    cache: CacheConfig
+    why_blocks: str
+    why_length: str
+
+
+def build_engine(
+    options: EngineOptions,
+    *,
+    clock: Clock = time.perf_counter,
+    say: Callable[[str], None] = logger.info,
+    progress: ProgressCallback | None = None,
+) -> Engine:
+    """Load the model and put the engine around it.
+
+    Args:
+        options: what to build.
+        clock: for metrics, and for times in the trace.
+        say: called with one sentence for every limit that holds from now on; they are also in ``Engine.limits``.
+        progress: called while the model is fetched.
+
+    Raises:
+        ConfigError: an option that cannot be used with this model or on this machine.
+        LoadingError: the model cannot be had.
+    """
+    loaded = _load(options, progress)
+    sizes = _size(options, loaded.model)
+    executor = ModelExecutor(
+        loaded.model,
+        sizes.cache,
+        max_num_seqs=sizes.scheduler.max_num_seqs,
+        max_num_batched_tokens=sizes.scheduler.max_num_batched_tokens,
+        max_model_len=sizes.scheduler.max_model_len,
+        kv_dtype=options.kv_dtype,
+        seed=options.seed,
+    )
+    scheduler = Scheduler(sizes.scheduler, sizes.cache)
+    limits = (*_describe(loaded, sizes, executor, scheduler), *loaded.model.notes)
+    for sentence in limits:
+        say(sentence)
+    trace = _open_trace(options, sizes, loaded)
+    loop = EngineLoop(
+        scheduler,
+        executor,
+        clock,
+        processor=OutputProcessor(loaded.tokenizer),
+        trace=trace,
+        executor_times=lambda: executor.last_times,
+    )
+    config = loaded.model.config
+    return Engine(
+        loop,
+        loaded.tokenizer,
+        config.vocab_size,
+        eos_token_ids=config.eos_token_ids,
+        limits=limits,
+        on_close=trace.close if trace is not None else None,
+    )
+
+
+def _load(options: EngineOptions, progress: ProgressCallback | None) -> _Loaded:
+    device = torch.device(_device(options.device))
+    ops = select_ops(device, options.kernels)
+    weight_dtype = _weight_dtype(options.weight_dtype, device)
+    source = resolve_model(options.model, cache_dir=options.cache_dir, progress=progress)
+    tokenizer = load_tokenizer(source)
+    config, weights = load_weights(source)
+    # Both the model's files and its tokenizer know ends; the sampler must hold back the same ones as the scheduler.
+    eos_token_ids = tuple(dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_token_ids)))
+    config = dataclasses.replace(config, eos_token_ids=eos_token_ids)
+    make = model_class(config.architecture)
+    model = make(
+        config,
+        weights,
+        ops=ops,
+        weight_dtype=weight_dtype,
+        device=device,
+        max_positions=_longest(options.max_model_len, config),
+    )
+    return _Loaded(source.name, model, tokenizer, ops, weight_dtype)
+
+
+def _device(choice: str) -> str:
+    if choice == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", choice, "needs a GPU that torch can use, and there is none")
+    return choice
+
+
+def _weight_dtype(choice: str, device: torch.device) -> str:
+    if choice != "auto":
+        return choice
+    if device.type == "cuda":
+        return "bfloat16"
+    # float16 on a CPU is a storage format, which only fbgemm's kernels can multiply with.
+    return "float16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
+
+
+def _longest(asked: int | None, config: ModelConfig) -> int:
+    """The longest sequence that was asked for, or that the model can take."""
+    most = config.max_position_embeddings
+    if asked is not None and asked > most:
+        raise ConfigError("max_model_len", asked, f"must be at most {most}, the longest context of this model")
+    return most if asked is None else asked
+
+
+def _size(options: EngineOptions, model: DecoderModel) -> _Sizes:
+    """Decide on KV blocks and model length."""
+    config, size = model.config, options.block_size
+    dtype = model.compute_dtype if options.kv_dtype == "auto" else getattr(torch, options.kv_dtype)
+    longest = _longest(options.max_model_len, config)
+    num_blocks, why_blocks = _num_blocks(options, kv_block_bytes(config, size, dtype), longest, model.device)
+    if options.max_model_len is not None:
+        max_model_len, why_length = longest, "as asked for"
+    elif longest <= num_blocks * size:
+        max_model_len, why_length = longest, "the model's longest context"
+    else:
+        max_model_len, why_length = num_blocks * size, "what the KV blocks hold"
+    return _Sizes(options.scheduler_config(max_model_len), options.cache_config(num_blocks), why_blocks, why_length)
+
+
+def _num_blocks(options: EngineOptions, block_bytes: int, longest: int, device: torch.device) -> tuple[int, str]:
+    """How many blocks requests can use, and why. One more, the null block, is always there."""
+    if options.num_blocks is not None:
+        return options.num_blocks, "as asked for"
+    if options.kv_cache_memory_gib is not None:
+        fitting = int(options.kv_cache_memory_gib * GIB) // block_bytes - 1
+        if fitting < 1:
+            limit = f"must hold two blocks at least, {2 * block_bytes} bytes"
+            raise ConfigError("kv_cache_memory_gib", options.kv_cache_memory_gib, limit)
+        return fitting, "by the memory asked for"
+    free = available_bytes(device)
+    if free is None:
+        budget = UNKNOWN_MEMORY
+    elif device.type == "cuda":
+        budget = int(free * GPU_MEMORY_SHARE)
+    else:
+        budget = min(int(free * CPU_MEMORY_SHARE), CPU_MEMORY_LIMIT)
+    useful = options.max_num_seqs * -(-longest // options.block_size)
+    fitting = max(1, budget // block_bytes - 1)
+    if useful <= fitting:
+        return useful, "all that max_num_seqs requests of the longest kind can use"
+    return fitting, f"what fits into {budget / GIB:.1f} GiB, a share of the free memory"
+
+
+def _describe(loaded: _Loaded, sizes: _Sizes, executor: ModelExecutor, scheduler: Scheduler) -> tuple[str, ...]:
+    """The limits that hold from now on."""
+    config, cache, model = sizes.scheduler, sizes.cache, loaded.model
+    largest = min(config.max_model_len - 1, scheduler.largest_prompt)
+    return (
+        f"model: {loaded.name} ({model.config.architecture}), weights in {loaded.weight_dtype},"
+        f" {model.num_bytes / 2**20:,.0f} MiB",
+        loaded.ops.describe(),
+        f"KV memory: {cache.num_blocks:,} blocks of {cache.block_size} tokens,"
+        f" {executor.kv_bytes / 2**20:,.0f} MiB ({sizes.why_blocks})",
+        f"max_model_len: {config.max_model_len:,} tokens ({sizes.why_length})",
+        f"largest prompt: {largest:,} tokens",
+        f"a step: at most {config.max_num_batched_tokens:,} tokens of at most {config.max_num_seqs:,} requests",
+    )
+
+
+def _open_trace(options: EngineOptions, sizes: _Sizes, loaded: _Loaded) -> TraceWriter | None:
+    if options.trace is None:
+        return None
+    run = {
+        "model": options.model,
+        "seed": options.seed,
+        "weight_dtype": loaded.weight_dtype,
+        "kv_dtype": options.kv_dtype,
+        "kernels": loaded.ops.name,
+    }
+    header = TraceHeader(headway.__version__, sizes.scheduler, sizes.cache, run)
+    return TraceWriter(options.trace, header, timings=options.trace_timings)
