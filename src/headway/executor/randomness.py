@@ -26,7 +26,7 @@ def request_key(seed: int | None, engine_seed: int, handle: int) -> int:
     return int(key[0])
 
 
-def uniform(keys: UInt64, positions: Int64) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each pair of request key and position, with 53 random bits."""
-    bits = mix64(mix64(keys ^ positions.astype(np.uint64)) ^ keys)
+def uniform(keys: UInt64, positions: Int64, trial: int = 0) -> npt.NDArray[np.float64]:
+    """One number in [0, 1) for each pair of request key and position, with 53 random bits; further trials, others."""
+    bits = mix64(mix64(keys ^ positions.astype(np.uint64)) ^ (keys + np.uint64(trial)))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53

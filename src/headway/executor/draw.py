@@ -1,0 +1,186 @@
+"""Choosing one token per row from logits: temperature, top-k, top-p, min-p, then the draw. No vocabulary is sorted.
+
+The rules, in this order. Tokens whose logits are equal are kept or dropped together:
+
+1. temperature: logits are divided by it;
+2. top-k keeps the ``k`` likeliest tokens (and those as likely as the last of them);
+3. top-p keeps, of those, the fewest likeliest tokens that together have at least ``p`` of their probability;
+4. min-p keeps, of those, the tokens at least ``min_p`` times as likely as the likeliest;
+5. one uniform number per row picks a token from what is kept, by inverting the cumulative distribution in the order
+   of token ids.
+
+The rules only ever drop the unlikely end, so a row is first tried on its 64 and then 512 likeliest tokens (``topk``):
+if the least of those falls below what the rules keep, the rest of the vocabulary cannot matter. Rows that keep more
+draw from the whole vocabulary and *reject*: a token outside the nucleus is struck out together with all less likely
+ones, and the row draws again. That gives the same distribution without ever finding the edge of the nucleus (pivot
+rejection, as in FlashInfer's "Sorting-Free GPU Kernels for LLM Sampling", 2025); a first draw is accepted with at
+least probability ``p``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from headway.core.mixing import UInt64
+from headway.core.plan import Bool, Int64
+from headway.executor.randomness import uniform
+from headway.executor.tensors import to_device
+
+CANDIDATES = (64, 512)
+_BLOCK = 256
+
+Float64 = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class DrawSettings:
+    """How each row draws; all arrays have one entry per row.
+
+    Attributes:
+        temperature: above 0.
+        top_k: 0 keeps all.
+        top_p: in (0, 1]; 1 keeps all.
+        min_p: in [0, 1]; 0 keeps all.
+        keys, positions: what the row's random numbers are made from, see :mod:`headway.executor.randomness`.
+    """
+
+    temperature: Float64
+    top_k: Int64
+    top_p: Float64
+    min_p: Float64
+    keys: UInt64
+    positions: Int64
+
+    def take(self, rows: Int64 | Bool) -> DrawSettings:
+        """The settings of some rows."""
+        return DrawSettings(*(getattr(self, field.name)[rows] for field in dataclasses.fields(self)))
+
+    @property
+    def truncates(self) -> Bool:
+        """bool[n]: whether the row keeps less than the whole vocabulary."""
+        return (self.top_k > 0) | (self.top_p < 1.0) | (self.min_p > 0.0)
+
+
+def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """Draw a token per row: float32[n, vocabulary] -> int64[n].
+
+    A row's result depends on nothing but that row. That of a row without a finite maximum means nothing.
+    """
+    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    pending = settings.truncates
+    for width in CANDIDATES:
+        rows = np.flatnonzero(pending & (settings.top_k < width))
+        if len(rows):
+            chosen, settled = _draw_among(_take(logits, rows), settings.take(rows), min(width, logits.shape[1]))
+            done = rows[settled]
+            tokens[_to(done, logits)] = chosen[_to(settled, logits)]
+            pending[done] = False
+    rows = np.flatnonzero(pending | ~settings.truncates)
+    if len(rows):
+        tokens[_to(rows, logits)] = _draw_from_all(_take(logits, rows), settings.take(rows))
+    return tokens
+
+
+def _draw_among(logits: Tensor, settings: DrawSettings, width: int) -> tuple[Tensor, Bool]:
+    """Draw among the ``width`` likeliest tokens; the second result tells for which rows that was enough."""
+    temperature = _to(settings.temperature, logits)[:, None]
+    top_k, top_p = _to(settings.top_k, logits), _to(settings.top_p, logits)[:, None]
+    values, ids = logits.topk(width, dim=-1)
+    values = values.double()
+    best = values[:, :1]
+    weights = ((values - best) / temperature).exp()
+    edge = best + temperature * _to(settings.min_p, logits)[:, None].log()
+
+    k_edge = values.gather(1, (top_k[:, None] - 1).clamp(0, width - 1))
+    edge = torch.where(top_k[:, None] > 0, torch.maximum(edge, k_edge), edge)
+    mass = (weights * (values >= k_edge)).sum(-1, keepdim=True)
+    whole = np.flatnonzero((settings.top_k == 0) & (settings.top_p < 1.0))
+    if len(whole):
+        part = _to(whole, logits)
+        mass[part, 0] = _weights(_take(logits, whole), settings.take(whole).temperature).sum(-1).double()
+
+    num_below = (weights.cumsum(-1) < top_p * mass).sum(-1, keepdim=True)
+    p_edge = values.gather(1, num_below.clamp(max=width - 1))
+    resolved = (top_p < 1.0) & (num_below < width)
+    edge = torch.where(resolved, torch.maximum(edge, p_edge), edge)
+
+    ids, order = ids.sort(dim=-1)
+    kept = (weights * (values >= edge)).gather(1, order)
+    chosen = ids.gather(1, _invert(kept.cumsum(-1), _uniform(settings, 0, logits)))[:, 0]
+    settled = (values[:, -1:] < edge)[:, 0].cpu().numpy() if width < logits.shape[1] else np.ones(len(ids), np.bool_)
+    return chosen, settled
+
+
+def _draw_from_all(logits: Tensor, settings: DrawSettings) -> Tensor:
+    """Draw from the whole vocabulary, again for the rows whose token the rules do not keep."""
+    weights = _weights(logits, settings.temperature)
+    for row in np.flatnonzero(settings.top_k > 0):
+        k = min(int(settings.top_k[row]), logits.shape[1])
+        k_edge = logits[row].kthvalue(logits.shape[1] - k + 1).values
+        weights[row, : logits.shape[1]].masked_fill_(logits[row] < k_edge, 0.0)
+    tokens = _pick(weights, _uniform(settings, 0, logits))
+    rows = np.flatnonzero((settings.top_p < 1.0) | (settings.min_p > 0.0))
+    weights, rules, drawn = _take(weights, rows), settings.take(rows), tokens[_to(rows, logits)]
+    limit = _to(rules.top_p, logits) * weights.sum(-1)
+    trial = 0
+    while len(rows):
+        found = weights.gather(1, drawn[:, None])
+        likelier = torch.where(weights > found, weights, 0.0).sum(-1)
+        refused = ((_to(rules.top_p, logits) < 1.0) & (likelier >= limit)) | (found[:, 0] < _to(rules.min_p, logits))
+        # A row without a finite maximum has no token to find.
+        refused &= limit.isfinite()
+        tokens[_to(rows, logits)] = drawn
+        again = refused.cpu().numpy()
+        rows, rules = rows[again], rules.take(again)
+        weights = torch.where(weights[refused] > found[refused], weights[refused], 0.0)
+        limit = limit[refused]
+        trial += 1
+        drawn = _pick(weights, _uniform(rules, trial, logits)) if len(rows) else drawn
+    return tokens
+
+
+def _weights(logits: Tensor, temperature: Float64) -> Tensor:
+    """Probabilities up to a factor, the likeliest token's being 1; the width is padded with zeros to whole blocks."""
+    num_rows, vocab_size = logits.shape
+    weights = logits.new_zeros(num_rows, -(-vocab_size // _BLOCK) * _BLOCK)
+    scale = _to(1.0 / temperature, logits).float()[:, None]
+    torch.mul(logits - logits.amax(-1, keepdim=True), scale, out=weights[:, :vocab_size])
+    weights[:, :vocab_size].exp_()
+    return weights
+
+
+def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Invert the cumulative distribution of padded ``weights`` in two levels: which block, then which token in it."""
+    blocks = weights.view(len(weights), -1, _BLOCK)
+    cumulative = blocks.sum(-1).double().cumsum(-1)
+    block = _invert(cumulative, uniforms)
+    before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
+    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
+    rest = (uniforms * cumulative[:, -1:] - before) / inside[:, -1:]
+    return (block * _BLOCK + _invert(inside, rest))[:, 0]
+
+
+def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
+    """int64[n, 1]: first place whose cumulative weight exceeds ``uniform * total``; its own weight is never 0."""
+    total = cumulative[:, -1:]
+    target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True).clamp(max=cumulative.shape[1] - 1)
+
+
+def _uniform(settings: DrawSettings, trial: int, like: Tensor) -> Tensor:
+    return _to(uniform(settings.keys, settings.positions, trial), like)[:, None]
+
+
+def _take(tensor: Tensor, rows: Int64) -> Tensor:
+    """Some rows in ascending order, without a copy if they are all."""
+    return tensor if len(rows) == len(tensor) else tensor[_to(rows, tensor)]
+
+
+def _to(array: npt.NDArray[np.generic], like: Tensor) -> Tensor:
+    return to_device(array, like.device)

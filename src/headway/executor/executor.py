@@ -1,0 +1,230 @@
+"""Runs plans on a model: state of the slots, forward pass, sampling, results."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headway.config import CacheConfig, ConfigError
+from headway.core.plan import Int64, StepPlan, StepResult
+from headway.executor.buffers import InputBuffers
+from headway.executor.memory import allocate_kv
+from headway.executor.parameters import SlotParameters
+from headway.executor.prompt import PendingPrompt, prompt_logprobs
+from headway.executor.sampler import SampledRows, Sampler
+from headway.executor.tensors import to_device
+from headway.models.config import ModelConfig
+from headway.models.ops.attention import BatchMeta
+
+KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+class Model(Protocol):
+    """What the executor needs of a model; :class:`~headway.models.llama.DecoderModel` is one."""
+
+    config: ModelConfig
+    device: torch.device
+    compute_dtype: torch.dtype
+
+    def forward(self, token_ids: Tensor, kv_caches: Sequence[Tensor], meta: BatchMeta) -> Tensor:
+        """int64[T] -> hidden states [T, hidden]; writes the KV of these tokens."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[m, hidden] -> float32[m, vocabulary]."""
+        ...
+
+
+@dataclass
+class _PendingStep:
+    """A step that was submitted: what it computes, still on the device, and what is known to have failed.
+
+    Attributes:
+        rows: int64[m], the plan's rows that sample.
+        failed: row -> message.
+    """
+
+    plan: StepPlan
+    rows: Int64
+    sampled: SampledRows | None = None
+    prompts: list[PendingPrompt] = field(default_factory=list)
+    failed: dict[int, str] = field(default_factory=dict)
+
+
+class ModelExecutor:
+    """Executes plans in the order of submission. Several may be in flight; results are collected in the same order.
+
+    On the CPU a step is finished when ``submit`` returns. On a GPU ``submit`` only queues it, unless it has to look at
+    log probabilities' or truncated rows' values, and ``collect`` waits.
+
+    A row whose logits hold no finite maximum fails alone. If a step raises an exception, all its rows fail. A request
+    that failed once fails in all later steps too, until its slot is given to another.
+
+    Attributes:
+        last_times: seconds that the last step spent in "build", "forward", "sample" and "collect".
+        total_times: the same, added up over all steps.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: CacheConfig,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        device: str = "auto",
+        kv_dtype: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        """Allocate the KV memory and the tables.
+
+        Args:
+            model: the model to run.
+            cache: size of the KV pool.
+            max_num_seqs, max_num_batched_tokens, max_model_len: limits that every plan keeps.
+            device: "auto" is where the model is; anything else must name that same place.
+            kv_dtype: one of ``KV_DTYPES``; "auto" is that of the model's activations.
+            seed: requests without a seed of their own draw from this one and their handle.
+
+        Raises:
+            KVMemoryError: the KV pool does not fit into memory.
+            ConfigError: another argument cannot be used.
+        """
+        if device != "auto" and torch.device(device).type != model.device.type:
+            raise ConfigError("device", device, f"must be the model's device, {model.device}")
+        if kv_dtype not in KV_DTYPES:
+            raise ConfigError("kv_dtype", kv_dtype, f"must be one of {', '.join(KV_DTYPES)}")
+        if cache.num_groups != 1:
+            raise ConfigError("num_groups", cache.num_groups, "must be 1: all layers of this model share their blocks")
+        self.device = model.device
+        dtype = model.compute_dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
+        self._model = model
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._kv_caches = allocate_kv(model.config, cache, dtype, self.device)
+        self._buffers = InputBuffers(
+            max_num_seqs=max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=cache.block_size,
+            num_blocks=cache.num_blocks + 1,
+            num_groups=cache.num_groups,
+            device=self.device,
+        )
+        self._parameters = SlotParameters(max_num_seqs, model.config.vocab_size, model.config.eos_token_ids, seed)
+        self._sampler = Sampler(self._parameters)
+        self._pending: deque[_PendingStep] = deque()
+        self._broken: dict[int, str] = {}
+        self.last_times: dict[str, float] = {}
+        self.total_times = dict.fromkeys(("build", "forward", "sample", "collect"), 0.0)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Plans submitted and not collected."""
+        return len(self._pending)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Memory of the KV pool."""
+        return sum(kv_cache.nbytes for kv_cache in self._kv_caches)
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start ``plan``.
+
+        Raises:
+            ConfigError: the plan has no rows, or more tokens than ``max_num_batched_tokens``; nothing was done.
+        """
+        if plan.num_rows == 0:
+            raise ConfigError("plan", plan.step, "must have at least one row")
+        if plan.num_tokens > self._max_num_batched_tokens:
+            limit = f"must be at most max_num_batched_tokens ({self._max_num_batched_tokens})"
+            raise ConfigError("num_scheduled", plan.num_tokens, limit)
+        step = _PendingStep(plan, np.flatnonzero(plan.samples))
+        self._pending.append(step)
+        try:
+            with torch.inference_mode():
+                self._run(step)
+        except Exception as error:  # whatever a kernel raises, the other requests go on
+            message = f"the step failed: {type(error).__name__}: {error}"
+            step.failed = dict.fromkeys(range(plan.num_rows), message)
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan in flight and return its result; :class:`RuntimeError` if there is none."""
+        if not self._pending:
+            raise RuntimeError("collect() without a plan in flight")
+        start = time.perf_counter()
+        step = self._pending.popleft()
+        plan = step.plan
+        try:
+            result = self._to_host(step)
+        except Exception as error:  # on a GPU, errors of a kernel surface here
+            message = f"the step failed: {type(error).__name__}: {error}"
+            step.failed = dict.fromkeys(range(plan.num_rows), message)
+            result = self._to_host(_PendingStep(plan, step.rows, failed=step.failed))
+        self._broken.update((int(plan.slots[row]), message) for row, message in result.failed.items())
+        self._lap("collect", start)
+        return result
+
+    def _run(self, step: _PendingStep) -> None:
+        plan = step.plan
+        start = time.perf_counter()
+        self._admit(step)
+        inputs = self._buffers.build(plan)
+        start = self._lap("build", start)
+        hidden = self._model.forward(inputs.token_ids, self._kv_caches, inputs.metas[0])
+        start = self._lap("forward", start)
+        table = self._buffers.token_table
+        step.prompts = prompt_logprobs(plan, self._parameters, hidden, table, self._model.logits)
+        if len(step.rows):
+            logits = self._model.logits(hidden[to_device(inputs.last[step.rows], self.device)])
+            slots = plan.slots[step.rows]
+            positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
+            step.sampled = self._sampler.sample(logits, slots, positions, table)
+            self._buffers.write_sampled(slots, positions, step.sampled.tokens)
+        self._lap("sample", start)
+
+    def _admit(self, step: _PendingStep) -> None:
+        """Enter what is new. A request that cannot be entered fails; its row runs on the null block, for nothing."""
+        for row in step.plan.admitted:
+            self._broken.pop(row.slot, None)
+            try:
+                self._buffers.admit(row)
+                self._parameters.admit(row)
+            except ConfigError as error:
+                step.failed[int(np.flatnonzero(step.plan.slots == row.slot)[0])] = str(error)
+        self._buffers.append(step.plan.new_blocks)
+
+    def _to_host(self, step: _PendingStep) -> StepResult:
+        """The result of a step; what failed before, or fails now, delivers nothing."""
+        plan, failed = step.plan, dict(step.failed)
+        if self._broken:
+            earlier = ((row, self._broken.get(slot)) for row, slot in enumerate(plan.slots.tolist()))
+            failed.update((row, message) for row, message in earlier if message is not None)
+        tokens = np.full((plan.num_rows, 1), -1, np.int32)
+        counts = plan.samples.astype(np.int32)
+        logprobs: dict[int, object] = {}
+        if step.sampled is not None:
+            tokens[step.rows, 0] = step.sampled.tokens.cpu().numpy()
+            for row in step.rows[step.sampled.bad.cpu().numpy()].tolist():
+                failed.setdefault(row, "the model's scores have no finite maximum, so no token could be sampled")
+            if step.sampled.logprobs is not None:
+                rows = step.rows[step.sampled.logprob_rows].tolist()
+                entries = step.sampled.logprobs.to_host()
+                logprobs = {row: [entry] for row, entry in zip(rows, entries, strict=True) if row not in failed}
+        prompts: dict[int, object] = {part.row: part.to_host() for part in step.prompts if part.row not in failed}
+        if failed:
+            counts[list(failed)] = 0
+            tokens[list(failed)] = -1
+        return StepResult(plan.step, tokens, counts, logprobs, prompts, dict(sorted(failed.items())))
+
+    def _lap(self, part: str, start: float) -> float:
+        now = time.perf_counter()
+        self.last_times[part] = now - start
+        self.total_times[part] += now - start
+        return now

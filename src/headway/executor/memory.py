@@ -1,0 +1,85 @@
+"""The KV memory: how much it takes, how much there is, and taking it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headway.config import CacheConfig, ConfigError
+from headway.models.config import ModelConfig
+from headway.models.ops.attention import kv_cache_shape
+
+# Where Linux tells what memory is left: for the machine, and for the container (control group, version 2 and 1).
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP_FILES = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+class KVMemoryError(ConfigError):
+    """The KV pool does not fit into memory.
+
+    Attributes:
+        needed_bytes: what it takes.
+        available_bytes: what there is.
+    """
+
+    def __init__(self, num_blocks: int, needed_bytes: int, available_bytes: int, device: torch.device) -> None:
+        fitting = max(0, available_bytes * (num_blocks + 1) // needed_bytes - 1)
+        limit = (
+            f"the KV cache needs {needed_bytes} bytes on {device}, where {available_bytes} bytes are available;"
+            f" at most {fitting} blocks fit"
+        )
+        super().__init__("num_blocks", num_blocks, limit)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+def kv_block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block over all layers."""
+    shape = torch.Size(kv_cache_shape(1, model.num_kv_heads, block_size, model.head_dim))
+    return model.num_layers * shape.numel() * dtype.itemsize
+
+
+def available_bytes(device: torch.device) -> int | None:
+    """Memory that can still be taken on ``device``; ``None`` if the system does not tell."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    limits = [limit for limit in (_machine_bytes(), _container_bytes()) if limit is not None]
+    return min(limits, default=None)
+
+
+def allocate_kv(model: ModelConfig, cache: CacheConfig, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """One zeroed KV tensor per layer, with the null block in front.
+
+    Raises:
+        KVMemoryError: there is not enough memory.
+    """
+    num_blocks = cache.num_blocks + 1
+    needed = num_blocks * kv_block_bytes(model, cache.block_size, dtype)
+    available = available_bytes(device)
+    # Asked beforehand, because Linux hands out more memory than it has and kills the process later.
+    if available is not None and needed > available:
+        raise KVMemoryError(cache.num_blocks, needed, available, device)
+    shape = kv_cache_shape(num_blocks, model.num_kv_heads, cache.block_size, model.head_dim)
+    return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
+
+
+def _machine_bytes() -> int | None:
+    if not _MEMINFO.exists():
+        return None
+    for line in _MEMINFO.read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def _container_bytes() -> int | None:
+    for limit, used in _CGROUP_FILES:
+        if limit.exists() and used.exists():
+            text = limit.read_text().strip()
+            return None if text == "max" else max(0, int(text) - int(used.read_text()))
+    return None
