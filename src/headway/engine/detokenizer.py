@@ -41,6 +41,7 @@ class TokenBytes:
 
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
+        self._texts: dict[int, str | None] = {}
         self._bytes: dict[int, bytes] = {}
         if skip_special_tokens:
             self._bytes = {token_id: b"" for token_id in sorted(vocabulary.special_token_ids)}
@@ -51,6 +52,15 @@ class TokenBytes:
         if found is None:
             found = self._bytes[token_id] = self._vocabulary.id_to_bytes(token_id)
         return found
+
+    def whole_text_of(self, token_id: int) -> str | None:
+        """The text of a token that is whole characters; ``None`` for others."""
+        if token_id not in self._texts:
+            try:
+                self._texts[token_id] = self.of(token_id).decode()
+            except UnicodeDecodeError:
+                self._texts[token_id] = None
+        return self._texts[token_id]
 
 
 class Detokenizer:
@@ -65,6 +75,8 @@ class Detokenizer:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._decoder.decode(b"".join(map(token_bytes.of, prompt[-LONGEST_CHARACTER:])))
+        self._num_held = len(self._decoder.getstate()[0])
+        """Bytes of a character that is not whole yet."""
         self._tail: deque[int] = deque()
         """Bytes of each of the last tokens that may yet get more text."""
 
@@ -75,16 +87,21 @@ class Detokenizer:
 
     def push(self, token_id: int) -> str:
         """Take in a token; return the text that became certain, often that token's, sometimes none."""
+        if not self._num_held:
+            whole = self._token_bytes.whole_text_of(token_id)
+            if whole is not None:
+                return whole
         new = self._token_bytes.of(token_id)
         text = self._decoder.decode(new)
         self._tail.append(len(new))
-        num_held = len(self._decoder.getstate()[0])
+        self._num_held = len(self._decoder.getstate()[0])
         num_behind = sum(self._tail)
-        while self._tail and num_behind - self._tail[0] >= num_held:
+        while self._tail and num_behind - self._tail[0] >= self._num_held:
             num_behind -= self._tail.popleft()
         return text
 
     def flush(self) -> str:
         """The output ends here: return U+FFFD if it ends within a character."""
         self._tail.clear()
+        self._num_held = 0
         return self._decoder.decode(b"", final=True)

@@ -6,6 +6,7 @@ have some of the text before the cut are part of the output, those behind it are
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,13 +51,7 @@ class TextStream:
     def __init__(self, sampling: SamplingParams, token_bytes: TokenBytes | None, prompt: Sequence[int] = ()) -> None:
         self._sampling = sampling
         self._detokenizer = Detokenizer(token_bytes, prompt) if token_bytes is not None else None
-        self._finder = StopStringFinder(sampling.stop)
-        self._num_chars = 0
-        """Characters of text that the detokenizer gave so far."""
-        self._starts: list[int] = []
-        """Per token, where in the text it begins."""
-        self._ends: list[int] = []
-        """Per token whose text is known, where in the text it ends."""
+        self._cutter = _Cutter(sampling) if sampling.stop else None
         self._num_released = 0
         self._taken = (0, 0)
         """Tokens and pieces of text that were taken."""
@@ -92,16 +87,13 @@ class TextStream:
         if self.stop is not None:
             return
         self._token_ids.append(token_id)
-        self._starts.append(self._num_chars)
         if self._logprobs is not None:
             self._logprobs.append(logprobs)
-        fresh = ""
+        fresh, num_pending = "", 0
         if self._detokenizer is not None:
             fresh = self._detokenizer.push(token_id) if has_text else self._detokenizer.flush()
-        self._num_chars += len(fresh)
-        if len(self._token_ids) < self._sampling.min_tokens:
-            self._finder.floor = self._num_chars
-        self._let_go(fresh, last=False)
+            num_pending = self._detokenizer.num_pending
+        self._let_go(fresh, len(self._token_ids) - num_pending, last=False)
 
     def finish(self, *, look_for_stop: bool = True) -> None:
         """No more tokens will come: let go of what was held back, unless a stop string is found in it.
@@ -112,10 +104,9 @@ class TextStream:
         if self.stop is not None:
             return
         fresh = self._detokenizer.flush() if self._detokenizer is not None else ""
-        self._num_chars += len(fresh)
-        if not look_for_stop:
-            self._finder.floor = self._num_chars
-        self._let_go(fresh, last=True)
+        if self._cutter is not None and not look_for_stop:
+            self._cutter.give_up()
+        self._let_go(fresh, len(self._token_ids), last=True)
 
     def take(self) -> Piece:
         """What was let go since the last call."""
@@ -128,30 +119,58 @@ class TextStream:
             None if self._logprobs is None else tuple(self._logprobs[released]),
         )
 
-    def _let_go(self, fresh: str, *, last: bool) -> None:
-        """New text is certain: let go of what cannot be part of a stop string, and of the tokens before it."""
-        num_pending = self._detokenizer.num_pending if self._detokenizer is not None else 0
-        self._end_tokens(len(self._token_ids) - num_pending)
+    def _let_go(self, fresh: str, num_known: int, *, last: bool) -> None:
+        """New text is certain, and with it all text of the first ``num_known`` tokens."""
+        if self._cutter is None:
+            self._num_released = num_known
+        else:
+            fresh, self._num_released, self.stop = self._cutter.feed(fresh, len(self._token_ids), num_known, last=last)
+        if fresh:
+            self._texts.append(fresh)
+
+
+class _Cutter:
+    """Holds back text that may be part of a stop string, and the tokens that have some of that text."""
+
+    def __init__(self, sampling: SamplingParams) -> None:
+        self._finder = StopStringFinder(sampling.stop)
+        self._keeps_stop = sampling.include_stop_str_in_output
+        self._min_tokens = sampling.min_tokens
+        self._num_chars = 0
+        """Characters of text so far."""
+        self._starts: list[int] = []
+        """Per token, where in the text it begins."""
+        self._ends: list[int] = []
+        """Per token whose text is known, where in the text it ends."""
+        self._num_released = 0
+
+    def give_up(self) -> None:
+        """Let no stop string be found any more."""
+        self._finder.floor = sys.maxsize
+
+    def feed(self, fresh: str, num_tokens: int, num_known: int, *, last: bool) -> tuple[str, int, str | None]:
+        """Take in text, which is that of the first ``num_known`` of ``num_tokens`` tokens.
+
+        Returns:
+            The text that is let go; how many tokens are, in all; the stop string that was found.
+        """
+        self._starts.extend([self._num_chars] * (num_tokens - len(self._starts)))
+        self._num_chars += len(fresh)
+        self._ends.extend([self._num_chars] * (num_known - len(self._ends)))
+        if num_tokens < self._min_tokens:
+            self._finder.floor = max(self._finder.floor, self._num_chars)
         text, match = self._finder.feed(fresh, last=last)
-        if text:
-            self._texts.append(text)
         while self._num_released < len(self._ends) and self._ends[self._num_released] <= self._finder.position:
             self._num_released += 1
-        if match is not None:
-            self._cut(match)
+        if match is None:
+            return text, self._num_released, None
+        self._cut(match, num_tokens)
+        return text + match.stop if self._keeps_stop else text, self._num_released, match.stop
 
-    def _end_tokens(self, count: int) -> None:
-        """The text of the first ``count`` tokens is known."""
-        self._ends.extend([self._num_chars] * (count - len(self._ends)))
-
-    def _cut(self, match: Match) -> None:
-        """End the output before the stop string, or behind it if that was asked for."""
-        self.stop = match.stop
-        cut = match.start
-        if self._sampling.include_stop_str_in_output:
-            self._texts.append(match.stop)
-            cut = match.end
-        self._end_tokens(len(self._token_ids))
+    def _cut(self, match: Match, num_tokens: int) -> None:
+        """Release the tokens that have some of the text that is left."""
+        cut = match.end if self._keeps_stop else match.start
+        self._ends.extend([self._num_chars] * (num_tokens - len(self._ends)))
         for start, end in zip(self._starts[self._num_released :], self._ends[self._num_released :], strict=True):
             if start >= cut and end > cut:
                 break
