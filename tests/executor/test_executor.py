@@ -274,6 +274,23 @@ def test_available_memory_is_the_least_of_what_the_system_tells(tmp_path: Any, m
     assert memory.available_bytes(device) == 1000
 
 
+def test_freed_memory_is_kept_where_the_c_library_can() -> None:
+    class LibC:
+        def __init__(self, answer: int) -> None:
+            self.answer = answer
+            self.settings: dict[int, int] = {}
+
+        def mallopt(self, name: int, value: int) -> int:
+            self.settings[name] = value
+            return self.answer
+
+    glibc = LibC(1)
+    assert memory.keep_freed_memory(glibc)
+    assert glibc.settings == {-3: 32 * 2**20, -1: 2**30}
+    assert not memory.keep_freed_memory(LibC(0))
+    assert not memory.keep_freed_memory(object())
+
+
 def test_kv_may_be_kept_in_half_precision() -> None:
     executor = make_executor(kv_dtype="bfloat16")
     assert executor.kv_bytes == make_executor().kv_bytes // 2

@@ -68,102 +68,92 @@ class DrawSettings:
 
 
 def draw(logits: Tensor, settings: DrawSettings) -> Tensor:
-    """Draw a token per row: float32[n, vocabulary] -> int64[n].
+    """Draw a token per row: float32[n, vocabulary] -> int64[n]. The logits are overwritten.
 
     A row's result depends on nothing but that row. That of a row without a finite maximum means nothing.
     """
-    tokens = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+    # Probabilities up to a factor, the likeliest token's being 1. In place: fresh memory costs more than arithmetic.
+    scale = _to(1.0 / settings.temperature, logits).float()[:, None]
+    weights = logits.sub_(logits.amax(-1, keepdim=True)).mul_(scale).exp_()
+    tokens = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
     pending = settings.truncates
     for width in CANDIDATES:
         rows = np.flatnonzero(pending & (settings.top_k < width))
         if len(rows):
-            chosen, settled = _draw_among(_take(logits, rows), settings.take(rows), min(width, logits.shape[1]))
+            chosen, settled = _draw_among(_take(weights, rows), settings.take(rows), min(width, weights.shape[1]))
             done = rows[settled]
-            tokens[_to(done, logits)] = chosen[_to(settled, logits)]
+            tokens[_to(done, weights)] = chosen[_to(settled, weights)]
             pending[done] = False
     rows = np.flatnonzero(pending | ~settings.truncates)
     if len(rows):
-        tokens[_to(rows, logits)] = _draw_from_all(_take(logits, rows), settings.take(rows))
+        tokens[_to(rows, weights)] = _draw_from_all(_take(weights, rows), settings.take(rows))
     return tokens
 
 
-def _draw_among(logits: Tensor, settings: DrawSettings, width: int) -> tuple[Tensor, Bool]:
+def _draw_among(weights: Tensor, settings: DrawSettings, width: int) -> tuple[Tensor, Bool]:
     """Draw among the ``width`` likeliest tokens; the second result tells for which rows that was enough."""
-    temperature = _to(settings.temperature, logits)[:, None]
-    top_k, top_p = _to(settings.top_k, logits), _to(settings.top_p, logits)[:, None]
-    values, ids = logits.topk(width, dim=-1)
+    top_k, top_p = _to(settings.top_k, weights)[:, None], _to(settings.top_p, weights)[:, None]
+    values, ids = weights.topk(width, dim=-1)
     values = values.double()
-    best = values[:, :1]
-    weights = ((values - best) / temperature).exp()
-    edge = best + temperature * _to(settings.min_p, logits)[:, None].log()
 
-    k_edge = values.gather(1, (top_k[:, None] - 1).clamp(0, width - 1))
-    edge = torch.where(top_k[:, None] > 0, torch.maximum(edge, k_edge), edge)
-    mass = (weights * (values >= k_edge)).sum(-1, keepdim=True)
+    k_edge = torch.where(top_k > 0, values.gather(1, (top_k - 1).clamp(0, width - 1)), 0.0)
+    mass = (values * (values >= k_edge)).sum(-1, keepdim=True)
     whole = np.flatnonzero((settings.top_k == 0) & (settings.top_p < 1.0))
     if len(whole):
-        part = _to(whole, logits)
-        mass[part, 0] = _weights(_take(logits, whole), settings.take(whole).temperature).sum(-1).double()
-
-    num_below = (weights.cumsum(-1) < top_p * mass).sum(-1, keepdim=True)
-    p_edge = values.gather(1, num_below.clamp(max=width - 1))
+        mass[_to(whole, weights)] = _take(weights, whole).sum(-1, keepdim=True).double()
+    num_below = (values.cumsum(-1) < top_p * mass).sum(-1, keepdim=True)
     resolved = (top_p < 1.0) & (num_below < width)
-    edge = torch.where(resolved, torch.maximum(edge, p_edge), edge)
+    p_edge = torch.where(resolved, values.gather(1, num_below.clamp(max=width - 1)), 0.0)
+    edge = torch.maximum(torch.maximum(k_edge, p_edge), _to(settings.min_p, weights)[:, None])
 
     ids, order = ids.sort(dim=-1)
-    kept = (weights * (values >= edge)).gather(1, order)
-    chosen = ids.gather(1, _invert(kept.cumsum(-1), _uniform(settings, 0, logits)))[:, 0]
-    settled = (values[:, -1:] < edge)[:, 0].cpu().numpy() if width < logits.shape[1] else np.ones(len(ids), np.bool_)
-    return chosen, settled
+    kept = (values * (values >= edge)).gather(1, order)
+    chosen = ids.gather(1, _invert(kept.cumsum(-1), _uniform(settings, 0, weights)))[:, 0]
+    if width == weights.shape[1]:
+        return chosen, np.ones(len(ids), np.bool_)
+    return chosen, (values[:, -1:] < edge)[:, 0].cpu().numpy()
 
 
-def _draw_from_all(logits: Tensor, settings: DrawSettings) -> Tensor:
+def _draw_from_all(weights: Tensor, settings: DrawSettings) -> Tensor:
     """Draw from the whole vocabulary, again for the rows whose token the rules do not keep."""
-    weights = _weights(logits, settings.temperature)
-    for row in np.flatnonzero(settings.top_k > 0):
-        k = min(int(settings.top_k[row]), logits.shape[1])
-        k_edge = logits[row].kthvalue(logits.shape[1] - k + 1).values
-        weights[row, : logits.shape[1]].masked_fill_(logits[row] < k_edge, 0.0)
-    tokens = _pick(weights, _uniform(settings, 0, logits))
+    for row in np.flatnonzero(settings.top_k > 0).tolist():
+        dropped = max(0, weights.shape[1] - int(settings.top_k[row]))
+        weights[row].masked_fill_(weights[row] < weights[row].kthvalue(dropped + 1).values, 0.0)
+    tokens = _pick(weights, _uniform(settings, 0, weights))
     rows = np.flatnonzero((settings.top_p < 1.0) | (settings.min_p > 0.0))
-    weights, rules, drawn = _take(weights, rows), settings.take(rows), tokens[_to(rows, logits)]
-    limit = _to(rules.top_p, logits) * weights.sum(-1)
+    if len(rows) == 0:
+        return tokens
+    weights, rules, drawn = _take(weights, rows), settings.take(rows), tokens[_to(rows, weights)]
+    limit = _to(rules.top_p, weights) * weights.sum(-1)
     trial = 0
-    while len(rows):
+    while True:
+        tokens[_to(rows, weights)] = drawn
         found = weights.gather(1, drawn[:, None])
-        likelier = torch.where(weights > found, weights, 0.0).sum(-1)
-        refused = ((_to(rules.top_p, logits) < 1.0) & (likelier >= limit)) | (found[:, 0] < _to(rules.min_p, logits))
-        # A row without a finite maximum has no token to find.
-        refused &= limit.isfinite()
-        tokens[_to(rows, logits)] = drawn
+        likelier = torch.where(weights > found, weights, 0.0)
+        outside = (_to(rules.top_p, weights) < 1.0) & (likelier.sum(-1) >= limit)
+        # The sum of a row without a finite maximum is not finite; there is no token to find.
+        refused = (outside | (found[:, 0] < _to(rules.min_p, weights))) & limit.isfinite()
         again = refused.cpu().numpy()
-        rows, rules = rows[again], rules.take(again)
-        weights = torch.where(weights[refused] > found[refused], weights[refused], 0.0)
-        limit = limit[refused]
+        if not again.any():
+            return tokens
+        rows, rules, weights, limit = rows[again], rules.take(again), likelier[refused], limit[refused]
         trial += 1
-        drawn = _pick(weights, _uniform(rules, trial, logits)) if len(rows) else drawn
-    return tokens
-
-
-def _weights(logits: Tensor, temperature: Float64) -> Tensor:
-    """Probabilities up to a factor, the likeliest token's being 1; the width is padded with zeros to whole blocks."""
-    num_rows, vocab_size = logits.shape
-    weights = logits.new_zeros(num_rows, -(-vocab_size // _BLOCK) * _BLOCK)
-    scale = _to(1.0 / temperature, logits).float()[:, None]
-    torch.mul(logits - logits.amax(-1, keepdim=True), scale, out=weights[:, :vocab_size])
-    weights[:, :vocab_size].exp_()
-    return weights
+        drawn = _pick(weights, _uniform(rules, trial, weights))
 
 
 def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Invert the cumulative distribution of padded ``weights`` in two levels: which block, then which token in it."""
-    blocks = weights.view(len(weights), -1, _BLOCK)
-    cumulative = blocks.sum(-1).double().cumsum(-1)
+    """Invert the cumulative distribution in two levels: which block of the vocabulary, then which token in it."""
+    vocab_size = weights.shape[1]
+    whole = vocab_size // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)  # type: ignore[no-untyped-call]
+    rest = weights[:, whole:].sum(-1, keepdim=True)
+    cumulative = torch.cat([sums, rest], dim=1).double().cumsum(-1)
     block = _invert(cumulative, uniforms)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
-    inside = blocks.gather(1, block[:, :, None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    rest = (uniforms * cumulative[:, -1:] - before) / inside[:, -1:]
-    return (block * _BLOCK + _invert(inside, rest))[:, 0]
+    ids = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(1, ids.clamp(max=vocab_size - 1)).double().masked_fill_(ids >= vocab_size, 0.0).cumsum(-1)
+    place = _invert(inside, (uniforms * cumulative[:, -1:] - before) / inside[:, -1:])
+    return (block * _BLOCK + place)[:, 0].clamp(max=vocab_size - 1)
 
 
 def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from headway.config import CacheConfig, ConfigError
 from headway.core.plan import Int64, StepPlan, StepResult
 from headway.executor.buffers import InputBuffers
-from headway.executor.memory import allocate_kv
+from headway.executor.memory import allocate_kv, keep_freed_memory
 from headway.executor.parameters import SlotParameters
 from headway.executor.prompt import PendingPrompt, prompt_logprobs
 from headway.executor.sampler import SampledRows, Sampler
@@ -106,6 +106,8 @@ class ModelExecutor:
             raise ConfigError("num_groups", cache.num_groups, "must be 1: all layers of this model share their blocks")
         self.device = model.device
         dtype = model.compute_dtype if kv_dtype == "auto" else getattr(torch, kv_dtype)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self._model = model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._kv_caches = allocate_kv(model.config, cache, dtype, self.device)

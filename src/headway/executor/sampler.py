@@ -50,7 +50,7 @@ class Sampler:
         """Choose a token per row.
 
         Args:
-            logits: float32[m, vocabulary], m >= 1; changed in place.
+            logits: float32[m, vocabulary], m >= 1; overwritten.
             slots: int32[m], whose rows these are.
             positions: int64[m], place of the token to be chosen in its sequence; equal to the number of tokens so far.
             token_table: int32[max_num_seqs, max_model_len], the tokens so far.
