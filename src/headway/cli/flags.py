@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
+from rich.markup import escape
 
-from headway.config import Checked, ConfigError
+from headway.config import CacheConfig, Checked, ConfigError, SchedulerConfig
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -29,27 +30,29 @@ class Flag:
     """One flag.
 
     Attributes:
-        name: of the option, as in the dataclass.
+        option: name of the option, as in the dataclass.
+        parameter: name of the command's parameter, unique.
         annotation: type that the command line gives us; ``None`` stands for "not given".
         info: what typer wants to know.
         convert: from there to the option's value.
     """
 
-    name: str
+    option: str
+    parameter: str
     annotation: Any
     info: Any
     convert: Callable[[Any], Any]
 
 
 def flags_of(
-    argument: str, options: type[Checked], panel: str, *, exclude: Collection[str] = ()
+    argument: str, options: type[Checked], panel: str | Callable[[str], str], *, exclude: Collection[str] = ()
 ) -> Callable[[Command], Command]:
     """Give a command the flags of ``options``.
 
     Args:
         argument: name of the keyword argument that receives what was given; several decorators may share one.
         options: the dataclass.
-        panel: heading in ``--help``.
+        panel: heading in ``--help``, or what gives it for an option's name.
         exclude: options that mean nothing to this command.
     """
     flags = make_flags(options, panel, exclude)
@@ -59,19 +62,19 @@ def flags_of(
         def with_flags(*args: Any, **kwargs: Any) -> Any:
             values = dict(kwargs.pop(argument, {}))
             for flag in flags:
-                given = kwargs.pop(flag.name, None)
+                given = kwargs.pop(flag.parameter, None)
                 if given is not None and given != []:
-                    values[flag.name] = flag.convert(given)
+                    values[flag.option] = flag.convert(given)
             return command(*args, **kwargs, **{argument: values})
 
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for name, parameter in signature.parameters.items() if name != argument]
-        taken = {parameter.name for parameter in own} & {flag.name for flag in flags}
+        taken = {parameter.name for parameter in own} & {flag.parameter for flag in flags}
         if taken:
             raise ValueError(f"{command.__name__} has two flags named {', '.join(sorted(taken))}")
         made = [
             inspect.Parameter(
-                flag.name,
+                flag.parameter,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=None,
                 annotation=Annotated[flag.annotation, flag.info],
@@ -85,76 +88,115 @@ def flags_of(
     return decorate
 
 
-def make_flags(options: type[Checked], panel: str, exclude: Collection[str] = ()) -> list[Flag]:
+def engine_panel(name: str) -> str:
+    """Heading under which an option of ``EngineOptions`` is shown."""
+    if name in {spec.name for spec in dataclasses.fields(SchedulerConfig)}:
+        return "Scheduler"
+    if name in {spec.name for spec in dataclasses.fields(CacheConfig)} or name.startswith("kv_"):
+        return "KV memory"
+    return "Engine"
+
+
+def make_flags(options: type[Checked], panel: str | Callable[[str], str], exclude: Collection[str] = ()) -> list[Flag]:
     """One flag per option of the dataclass that is meant to have one."""
     hints = typing.get_type_hints(options)
     return [
-        _make_flag(spec, hints[spec.name], panel)
+        flag
         for spec in dataclasses.fields(options)  # type: ignore[arg-type]
         if spec.metadata.get("flag") and spec.name not in exclude
+        for flag in _make_flags(spec, hints[spec.name], panel if isinstance(panel, str) else panel(spec.name))
     ]
 
 
-def _make_flag(spec: dataclasses.Field[Any], hint: Any, panel: str) -> Flag:
+def _make_flags(spec: dataclasses.Field[Any], hint: Any, panel: str) -> list[Flag]:
     kind, is_optional = _without_none(hint)
     default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
-    declaration = "--" + spec.name.replace("_", "-")
-    annotation, metavar, convert = _on_command_line(spec, kind, is_optional)
     if kind is bool:
-        declaration += "/--no-" + spec.name.replace("_", "-")
+        return _make_switch(spec, bool(default), panel)
+    annotation, convert = _on_command_line(spec, kind, is_optional)
     info = typer.Option(
-        declaration,
-        help=_help(spec),
-        metavar=metavar,
-        show_default=_default_text(default),
+        _flag(spec.name),
+        help=_help(spec.metadata["help"], default),
+        metavar=_metavar(spec, kind, is_optional),
+        show_default=False,  # the default of the parameter is always "not given"; the option's is in the help text
         rich_help_panel=panel,
     )
-    return Flag(spec.name, annotation, info, convert)
+    return [Flag(spec.name, spec.name, annotation, info, convert)]
 
 
-def _on_command_line(
-    spec: dataclasses.Field[Any], kind: Any, is_optional: bool
-) -> tuple[Any, str | None, Callable[[Any], Any]]:
-    """What the command line gives for an option of this kind, how it is shown, and how to convert it."""
-    if kind is bool:
-        return bool | None, None, _same
+def _make_switch(spec: dataclasses.Field[Any], default: bool, panel: str) -> list[Flag]:
+    """``--x`` and ``--no-x``. Only the one that changes something is shown; the other one is for scripts."""
+    texts = {True: spec.metadata["help"], False: f"Turn this off: {spec.metadata['help']}"}
+    return [
+        Flag(
+            spec.name,
+            spec.name if value else f"no_{spec.name}",
+            bool | None,
+            typer.Option(
+                _flag(spec.name if value else f"no_{spec.name}"),
+                help=_help(texts[value], dataclasses.MISSING),
+                metavar=" ",
+                show_default=False,
+                hidden=value is default,
+                rich_help_panel=panel,
+            ),
+            functools.partial(_constant, value),
+        )
+        for value in (not default, default)
+    ]
+
+
+def _on_command_line(spec: dataclasses.Field[Any], kind: Any, is_optional: bool) -> tuple[Any, Callable[[Any], Any]]:
+    """What the command line gives for an option of this kind, and how to convert it."""
     if typing.get_origin(kind) is tuple:
-        element = typing.get_args(kind)[0]
-        return list[element] | None, None, tuple  # type: ignore[valid-type]
-    if typing.get_origin(kind) in (Mapping, dict) or kind in (Mapping, dict):
-        return list[str] | None, "ID=NUMBER", functools.partial(_pairs, spec.name)
+        return list[typing.get_args(kind)[0]] | None, tuple  # type: ignore[misc]
+    if typing.get_origin(kind) is Mapping:
+        return list[str] | None, functools.partial(_pairs, spec.name)
     if spec.metadata.get("choices"):
-        choices = "|".join(map(str, spec.metadata["choices"]))
-        return str | None, choices, functools.partial(_choice, spec)
+        return str | None, functools.partial(_choice, spec)
     if is_optional and kind in (int, float):
-        return str | None, f"{'INTEGER' if kind is int else 'FLOAT'}|{_NONE}", functools.partial(_number, spec, kind)
-    return kind | None, None, _same
+        return str | None, functools.partial(_number, spec, kind)
+    return kind | None, _same
+
+
+def _metavar(spec: dataclasses.Field[Any], kind: Any, is_optional: bool) -> str:
+    """How the value is shown: what it counts, or which values there are."""
+    if spec.metadata.get("choices"):
+        return "|".join(map(str, spec.metadata["choices"]))
+    if typing.get_origin(kind) is Mapping:
+        return "ID=NUMBER"
+    element = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+    word = str(spec.metadata.get("unit") or {int: "integer", float: "number"}.get(element, "text")).upper()
+    return f"{word}|{_NONE}" if is_optional and kind in (int, float) else word
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _without_none(hint: Any) -> tuple[Any, bool]:
-    if typing.get_origin(hint) not in (typing.Union, types.UnionType):
+    if not isinstance(hint, types.UnionType):
         return hint, False
     kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
     return kinds[0], len(kinds) < len(typing.get_args(hint))
 
 
-def _help(spec: dataclasses.Field[Any]) -> str:
-    unit = spec.metadata.get("unit")
-    return f"{spec.metadata['help']} [{unit}]" if unit else str(spec.metadata["help"])
-
-
-def _default_text(default: Any) -> str | bool:
+def _help(text: str, default: Any) -> str:
+    """Help text with the default, if there is one to speak of."""
     if default is dataclasses.MISSING or (isinstance(default, tuple | Mapping | str) and not default):
-        return False
-    if isinstance(default, bool):
-        return "on" if default else "off"
-    return _NONE if default is None else str(default)
+        return escape(text)
+    shown = escape(f"[default: {_NONE if default is None else default}]")
+    return f"{escape(text)} [dim]{shown}[/dim]"
 
 
 # --- conversions -----------------------------------------------------------------------------------------------
 
 
 def _same(value: Any) -> Any:
+    return value
+
+
+def _constant(value: bool, given: bool) -> bool:
     return value
 
 
