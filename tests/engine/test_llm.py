@@ -447,3 +447,8 @@ def test_a_closed_llm_refuses_and_can_be_closed_twice() -> None:
     assert closed == [1]
     with pytest.raises(RuntimeError, match="the engine is closed"):
         llm.generate("a", FOUR)
+
+
+def test_a_stop_that_is_one_string_is_refused_for_what_it_would_mean() -> None:
+    with pytest.raises(ConfigError, match="stop='END' is not usable: must be a tuple"):
+        SamplingParams(stop="END")  # type: ignore[arg-type]

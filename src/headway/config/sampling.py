@@ -55,6 +55,8 @@ class SamplingParams(Checked):
             raise ConfigError("min_tokens", self.min_tokens, f"must not exceed max_tokens ({self.max_tokens})")
         if self.top_p == 0.0:
             raise ConfigError("top_p", self.top_p, "must be above 0")
+        if isinstance(self.stop, str):
+            raise ConfigError("stop", self.stop, "must be a tuple of strings, or each of its characters would stop")
         if any(not text for text in self.stop):
             raise ConfigError("stop", self.stop, "must not contain an empty string")
         if any(token < 0 for token in self.stop_token_ids):
