@@ -1,1 +1,1 @@
-
+"""The ``headway`` command. Start at ``main``."""

@@ -37,4 +37,5 @@ def fetch_progress() -> Iterator[ProgressCallback]:
     try:
         yield report
     finally:
-        bar.stop()
+        if tasks and console.is_terminal:
+            bar.stop()

@@ -23,6 +23,8 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except (typer.Exit, typer.Abort):
+            raise
         except Exception as error:
             if not isinstance(error, mendable_errors()):
                 raise

@@ -60,15 +60,9 @@ class Job:
     messages: tuple[Mapping[str, Any], ...] | None = None
 
 
-def jobs_of_texts(texts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool, word: str = "prompt") -> list[Job]:
+def jobs_of_texts(texts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool) -> list[Job]:
     """One job per text; ``chat`` makes it the user's message of a conversation."""
-    shared = SamplingParams(**sampling)
-    return [
-        Job(str(index), f"{word} {index + 1}", shared, messages=user_message(text))
-        if chat
-        else Job(str(index), f"{word} {index + 1}", shared, text=text)
-        for index, text in enumerate(texts)
-    ]
+    return _jobs([(f"prompt {number}", text) for number, text in enumerate(texts, 1)], sampling, chat)
 
 
 def jobs_of_lines(lines: Sequence[str], sampling: Mapping[str, Any], *, chat: bool, form: str = "auto") -> list[Job]:
@@ -83,11 +77,11 @@ def jobs_of_lines(lines: Sequence[str], sampling: Mapping[str, Any], *, chat: bo
     Raises:
         PromptError: a line that cannot be used, with its number.
     """
-    numbered = [(number, line.strip("\n")) for number, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(number, line.rstrip("\r\n")) for number, line in enumerate(lines, 1) if line.strip()]
     if form == "auto":
         form = "jsonl" if numbered and _is_json_object(numbered[0][1]) else "text"
     if form == "text":
-        return jobs_of_texts((line for _, line in numbered), sampling, chat=chat)
+        return _jobs([(f"line {number}", line) for number, line in numbered], sampling, chat)
     jobs: list[Job] = []
     places: dict[str, str] = {}
     for index, (number, line) in enumerate(numbered):
@@ -97,6 +91,17 @@ def jobs_of_lines(lines: Sequence[str], sampling: Mapping[str, Any], *, chat: bo
         places[job.request_id] = job.where
         jobs.append(job)
     return jobs
+
+
+def _jobs(texts: Sequence[tuple[str, str]], sampling: Mapping[str, Any], chat: bool) -> list[Job]:
+    """One job per pair of place and text."""
+    shared = SamplingParams(**sampling)
+    return [
+        Job(str(index), where, shared, messages=user_message(text))
+        if chat
+        else Job(str(index), where, shared, text=text)
+        for index, (where, text) in enumerate(texts)
+    ]
 
 
 def user_message(text: str) -> tuple[Mapping[str, Any], ...]:
