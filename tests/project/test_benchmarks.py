@@ -5,10 +5,14 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import time
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from tests.engine.builders import ScriptedExecutor, echo, make_engine
+
+from headway.engine.llm import OfflineLLM
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -80,3 +84,26 @@ def test_scheduler_churn_exercises_what_it_should(load) -> None:
     assert figures["cached_tokens"] > figures["arrivals"] * work.PREFIX_TOKENS // 2
     assert figures["finished"] > 100
     assert work.CHURN_LIMITS.max_num_seqs // 2 < figures["mean_rows"] <= work.CHURN_LIMITS.max_num_seqs
+
+
+def test_engine_bench_measures_every_figure(load) -> None:
+    engine, engine_work = load("engine"), load("engine_work")
+    limits = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2304, "num_blocks": 2048}
+    llm = OfflineLLM(make_engine(ScriptedExecutor(echo), clock=time.perf_counter, **limits))
+    work = engine_work.make_work(engine.encoder(llm)).shortened()
+    bench = engine.EngineBench(llm, work)
+
+    figures = [bench.single(), bench.ttft(), bench.main(), bench.shared()]
+
+    assert all(figure > 0 for figure in figures)
+    assert list(bench.measured) == list(engine.MEASUREMENTS)
+    assert bench.measured["single"].phases["schedule"][0] == work.single_outputs
+    assert [output.metrics.num_cached_tokens for output in bench.measured["ttft"].outputs] == [0]
+    assert sum(output.metrics.num_cached_tokens for output in bench.measured["shared"].outputs) == 15 * 1024
+
+
+def test_engine_bench_names_every_peer_figure(load) -> None:
+    engine: ModuleType = load("engine")
+
+    assert {len(figures) for figures in engine.PEERS.values()} == {len(engine.FIGURES)}
+    assert engine.BARS.keys() < engine.FIGURES.keys()

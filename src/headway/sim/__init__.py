@@ -1,1 +1,1 @@
-
+"""Executors without a model, for tests and simulation. Needs no torch."""
