@@ -1,1 +1,1 @@
-"""The engine: loop, prompts and text, metrics, step trace. No device: executors are given to it by ``headway.build``."""
+"""The engine: loop, prompts and text, metrics, step trace. Executors are given to it by ``headway.build``."""
