@@ -13,6 +13,7 @@ from headway.config import CacheConfig, ConfigError
 from headway.core.logprobs import PromptLogprobs, TokenLogprobs
 from headway.core.plan import StepResult
 from headway.executor import memory
+from headway.executor.executor import STEP_PARTS
 from headway.executor.memory import KVMemoryError, kv_block_bytes
 
 PROMPT = [7, 3, 9, 9, 21, 4, 30, 2, 8, 11]
@@ -299,14 +300,18 @@ def test_kv_may_be_kept_in_half_precision() -> None:
     assert driver.step({0: 10}).counts.tolist() == [1]
 
 
-def test_times_of_the_parts_are_kept() -> None:
+def test_times_are_those_of_the_step_collected_last() -> None:
     driver = Driver()
-    driver.admit(0, PROMPT)
-    driver.step({0: 10})
-    first = dict(driver.executor.total_times)
-    driver.step({0: 1})
     executor = driver.executor
-    assert set(executor.last_times) == set(executor.total_times) == {"build", "forward", "sample", "collect"}
+    driver.admit(0, PROMPT)
+    driver.submit({0: 10})
+    driver.submit({0: 1})
+    assert not any(executor.total_times.values())
+    driver.collect()
+    first = executor.last_times
+    assert executor.total_times == first and set(first) == set(STEP_PARTS) and all(first.values())
+    driver.collect()
+    assert executor.last_times is not first
     for part, seconds in executor.last_times.items():
         assert executor.total_times[part] == pytest.approx(first[part] + seconds)
 

@@ -23,6 +23,7 @@ from headway.executor.tensors import to_device
 from headway.models.config import ModelConfig
 from headway.models.ops.attention import BatchMeta
 
+STEP_PARTS = ("build", "forward", "sample", "collect")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -49,6 +50,7 @@ class _PendingStep:
     Attributes:
         rows: int64[m], the plan's rows that sample.
         failed: row -> message.
+        times: seconds spent, by part.
     """
 
     plan: StepPlan
@@ -56,19 +58,27 @@ class _PendingStep:
     sampled: SampledRows | None = None
     prompts: list[PendingPrompt] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0))
+
+    def lap(self, part: str, start: float) -> float:
+        """Book the time since ``start`` on ``part``; the time now."""
+        now = time.perf_counter()
+        self.times[part] += now - start
+        return now
 
 
 class ModelExecutor:
     """Executes plans in the order of submission. Several may be in flight; results are collected in the same order.
 
-    On the CPU a step is finished when ``submit`` returns. On a GPU ``submit`` only queues it, unless it has to look at
-    log probabilities' or truncated rows' values, and ``collect`` waits.
+    On the CPU a step is finished when ``submit`` returns. On a GPU ``submit`` only queues it, and ``collect`` waits;
+    but a step with top-p, min-p or top-k has to look at its candidates, so its ``submit`` waits as well.
 
     A row whose logits hold no finite maximum fails alone. If a step raises an exception, all its rows fail. A request
     that failed once fails in all later steps too, until its slot is given to another.
 
     Attributes:
-        last_times: seconds that the last step spent in "build", "forward", "sample" and "collect".
+        last_times: seconds that the step collected last spent in each of ``STEP_PARTS``. On a GPU, "forward" and
+            "sample" are what it took to queue them, and "collect" the wait.
         total_times: the same, added up over all steps.
     """
 
@@ -123,8 +133,8 @@ class ModelExecutor:
         self._sampler = Sampler(self._parameters)
         self._pending: deque[_PendingStep] = deque()
         self._broken: dict[int, str] = {}
-        self.last_times: dict[str, float] = {}
-        self.total_times = dict.fromkeys(("build", "forward", "sample", "collect"), 0.0)
+        self.last_times = dict.fromkeys(STEP_PARTS, 0.0)
+        self.total_times = dict.fromkeys(STEP_PARTS, 0.0)
 
     @property
     def num_in_flight(self) -> int:
@@ -170,7 +180,10 @@ class ModelExecutor:
             step.failed = dict.fromkeys(range(plan.num_rows), message)
             result = self._to_host(_PendingStep(plan, step.rows, failed=step.failed))
         self._broken.update((int(plan.slots[row]), message) for row, message in result.failed.items())
-        self._lap("collect", start)
+        step.lap("collect", start)
+        self.last_times = step.times
+        for part, seconds in step.times.items():
+            self.total_times[part] += seconds
         return result
 
     def _run(self, step: _PendingStep) -> None:
@@ -178,9 +191,9 @@ class ModelExecutor:
         start = time.perf_counter()
         self._admit(step)
         inputs = self._buffers.build(plan)
-        start = self._lap("build", start)
+        start = step.lap("build", start)
         hidden = self._model.forward(inputs.token_ids, self._kv_caches, inputs.metas[0])
-        start = self._lap("forward", start)
+        start = step.lap("forward", start)
         table = self._buffers.token_table
         step.prompts = prompt_logprobs(plan, self._parameters, hidden, table, self._model.logits)
         if len(step.rows):
@@ -189,7 +202,7 @@ class ModelExecutor:
             positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
             step.sampled = self._sampler.sample(logits, slots, positions, table)
             self._buffers.write_sampled(slots, positions, step.sampled.tokens)
-        self._lap("sample", start)
+        step.lap("sample", start)
 
     def _admit(self, step: _PendingStep) -> None:
         """Enter what is new. A request that cannot be entered fails; its row runs on the null block, for nothing."""
@@ -224,9 +237,3 @@ class ModelExecutor:
             counts[list(failed)] = 0
             tokens[list(failed)] = -1
         return StepResult(plan.step, tokens, counts, logprobs, prompts, dict(sorted(failed.items())))
-
-    def _lap(self, part: str, start: float) -> float:
-        now = time.perf_counter()
-        self.last_times[part] = now - start
-        self.total_times[part] += now - start
-        return now
