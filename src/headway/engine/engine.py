@@ -12,7 +12,7 @@ from headway.config import SamplingParams
 from headway.core.plan import Int32
 from headway.core.request import Request, RequestRefused
 from headway.core.scheduler import Scheduler
-from headway.engine.loop import EngineLoop
+from headway.engine.loop import EngineLoop, StepReport
 from headway.engine.metrics import EngineMetrics
 from headway.engine.outputs import RequestUpdate
 from headway.models.loading import ChatTemplateError, Tokenizer
@@ -21,6 +21,9 @@ Prompt = str | Sequence[int] | Int32
 
 MAX_IDLE_STEPS = 16
 """So many steps in a row that change nothing while requests are unfinished mean that none ever will."""
+
+MAX_PRIORITY = 2**31 - 1
+"""Priorities go from minus this to this."""
 
 
 class EngineStalled(RuntimeError):
@@ -104,7 +107,7 @@ class Engine:
             raise RuntimeError("the engine is closed")
         try:
             sampling = sampling if sampling is not None else SamplingParams()
-            self._check_bias(sampling)
+            self._check_numbers(sampling, priority)
             request = Request(
                 request_id,
                 self._token_ids(prompt, add_special_tokens),
@@ -170,7 +173,15 @@ class Engine:
         self.loop.apply_aborts()
 
     def step(self) -> tuple[RequestUpdate, ...]:
-        """Run one step.
+        """Run one step; only what is for the clients.
+
+        Raises:
+            EngineStalled: nothing moves any more.
+        """
+        return self.advance().updates
+
+    def advance(self) -> StepReport:
+        """Run one step; all that happened.
 
         Raises:
             EngineStalled: nothing moves any more.
@@ -180,12 +191,12 @@ class Engine:
         report = self.loop.step()
         if report.plan is not None or report.events or not self.has_work:
             self._idle_steps = 0
-            return report.updates
+            return report
         self._idle_steps += 1
         if self._idle_steps >= MAX_IDLE_STEPS:
             reasons = {name: reason.code.value for name, reason in self.scheduler.wait_reasons().items()}
             raise EngineStalled(f"no request moved in {MAX_IDLE_STEPS} steps; they wait for: {reasons}")
-        return report.updates
+        return report
 
     def close(self) -> None:
         """Take no more requests and do no more steps; close the trace. More calls do nothing."""
@@ -223,12 +234,18 @@ class Engine:
         except (TypeError, UnicodeError) as error:
             raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
 
-    def _check_bias(self, sampling: SamplingParams) -> None:
-        for token_id in sampling.logit_bias:
-            if not 0 <= token_id < self.vocab_size:
-                raise RequestRefused(
-                    "logit_bias",
-                    token_id,
-                    self.vocab_size - 1,
-                    f"logit_bias names token {token_id}; ids go from 0 to {self.vocab_size - 1}",
-                )
+    def _check_numbers(self, sampling: SamplingParams, priority: int) -> None:
+        """Refuse what cannot be put into the columns: one such request must not break the step of the others."""
+        last = self.vocab_size - 1
+        for name, ids in (("logit_bias", tuple(sampling.logit_bias)), ("stop_token_ids", sampling.stop_token_ids)):
+            for token_id in ids:
+                if not 0 <= token_id <= last:
+                    message = f"{name} names token {token_id}; ids go from 0 to {last}"
+                    raise RequestRefused(name, token_id, last, message)
+        longest = self.scheduler.config.max_model_len
+        if sampling.min_tokens >= longest:
+            message = f"min_tokens is {sampling.min_tokens}; it must be below max_model_len ({longest})"
+            raise RequestRefused("min_tokens", sampling.min_tokens, longest - 1, message)
+        if abs(priority) > MAX_PRIORITY:
+            message = f"priority is {priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
+            raise RequestRefused("priority", priority, MAX_PRIORITY, message)

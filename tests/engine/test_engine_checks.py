@@ -1,0 +1,47 @@
+"""Numbers that do not fit the tables are refused before they can break a step that others share."""
+
+from __future__ import annotations
+
+import pytest
+from tests.engine.builders import VOCAB_SIZE, ScriptedExecutor, echo, make_engine
+
+from headway.config import SamplingParams
+from headway.core.request import RequestRefused
+
+
+@pytest.mark.parametrize(
+    ("sampling", "priority", "field", "limit"),
+    [
+        (SamplingParams(stop_token_ids=(2**40,)), 0, "stop_token_ids", VOCAB_SIZE - 1),
+        (SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), 0, "logit_bias", VOCAB_SIZE - 1),
+        (SamplingParams(max_tokens=None, min_tokens=2**40), 0, "min_tokens", 127),
+        (SamplingParams(), 2**63, "priority", 2**31 - 1),
+        (SamplingParams(), -(2**63), "priority", 2**31 - 1),
+    ],
+)
+def test_numbers_beyond_the_tables_are_refused(sampling: SamplingParams, priority: int, field: str, limit: int) -> None:
+    engine = make_engine(ScriptedExecutor(echo))
+
+    with pytest.raises(RequestRefused) as refusal:
+        engine.prepare([1, 2], sampling, request_id="a", priority=priority)
+
+    assert (refusal.value.field, refusal.value.limit) == (field, limit)
+
+
+def test_the_largest_numbers_that_fit_do_run() -> None:
+    engine = make_engine(ScriptedExecutor(echo), scheduling_policy="priority")
+    sampling = SamplingParams(
+        max_tokens=2**60, min_tokens=126, stop_token_ids=(VOCAB_SIZE - 1,), top_k=2**62, seed=2**64 - 1
+    )
+
+    engine.add(engine.prepare([1], sampling, request_id="a", priority=2**31 - 1))
+    engine.add(engine.prepare([1], SamplingParams(), request_id="b", priority=-(2**31) + 1))
+    reports = []
+    while engine.has_work:
+        reports.append(engine.advance())
+
+    ends = {update.request_id: update.output for report in reports for update in report.updates if update.output}
+    assert [len(ends[name].outputs[0].token_ids) for name in "ab"] == [
+        126,
+        16,
+    ]  # end-of-text counts only from min_tokens on
