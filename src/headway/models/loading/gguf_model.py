@@ -135,10 +135,11 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     config |= {hf: read(key) for key, hf in _NEEDED_KEYS.items()}
     config |= {hf: value for key, hf in _OTHER_KEYS.items() if (value := read(key, None)) is not None}
     config.setdefault("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ())))
-    config["head_dim"] = head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    head_dim = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
+    config["head_dim"] = head_dim  # impossible numbers are left for ModelConfig to refuse
     if read("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel("value_length", f"{file.path}: keys and values of different width are not supported")
-    config["partial_rotary_factor"] = read("rope.dimension_count", head_dim) / head_dim
+    config["partial_rotary_factor"] = read("rope.dimension_count", head_dim) / max(1, head_dim)
     if (window := read("attention.sliding_window", None)) is not None:
         config |= {"sliding_window": window, "use_sliding_window": True}
         if config["model_type"] == "llama":  # only Mistral among the models of this name has a window
@@ -194,14 +195,14 @@ def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]
         UnsupportedModel: they follow from no factor under that rule.
     """
     divisors = file.read(file.tensors[_ROPE_FACTORS]).reshape(-1)
-    factor = float(divisors.max())
-    half = config["head_dim"] // 2
-    wavelengths = 2 * math.pi * config.get("rope_theta", 10000.0) ** (np.arange(half) / half)
+    factor = float(divisors.max(initial=1.0))
+    half = len(divisors)
+    wavelengths = 2 * math.pi * config.get("rope_theta", 10000.0) ** (np.arange(half) / max(1, half))
     turns = _LLAMA3_RULE["original_max_position_embeddings"] / wavelengths
     low, high = _LLAMA3_RULE["low_freq_factor"], _LLAMA3_RULE["high_freq_factor"]
     blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
     expected = 1 / ((1 - blend) / factor + blend)
-    if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
+    if half != config["head_dim"] // 2 or not np.allclose(divisors, expected, rtol=1e-3):
         raise UnsupportedModel(
             "rope_freqs", f"{file.path}: its rotary frequency divisors follow no rule known here (largest: {factor:g})"
         )

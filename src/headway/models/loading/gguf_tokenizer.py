@@ -3,15 +3,22 @@
 Byte-level vocabularies (``tokenizer.ggml.model = "gpt2"``) are built here from tokens and merges. How text is split
 before merging is only named in the file (``tokenizer.ggml.pre``), so a table below holds one rule per name; a name
 without a rule is refused, since a wrong split gives ids that the model has never seen. Other vocabularies
-(SentencePiece) go through transformers, which costs a few seconds.
+(SentencePiece) go through transformers once, which costs seconds, and from then on come out of the cache folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import os
+import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headway.models.loading.catalog import cache_root
 from headway.models.loading.errors import BadTokenizer
 from headway.models.loading.gguf_file import GgufFile
 
@@ -82,8 +89,12 @@ _SPLITS: Mapping[str, _Split] = {
 }
 
 
-def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
+def gguf_tokenizer(file: GgufFile, cache_dir: str | os.PathLike[str] | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer of ``file`` with its special tokens and chat template.
+
+    Args:
+        file: the opened file.
+        cache_dir: folder that keeps converted tokenizers; see :func:`~headway.models.loading.catalog.cache_root`.
 
     Raises:
         BadTokenizer: the file has none, or one of a kind not read here.
@@ -92,7 +103,7 @@ def gguf_tokenizer(file: GgufFile) -> PreTrainedTokenizerFast:
     if kind is None:
         raise BadTokenizer(file.path, "has no tokenizer (metadata tokenizer.ggml.model is missing)")
     try:
-        return _byte_level(file) if kind == "gpt2" else _through_transformers(file)
+        return _byte_level(file) if kind == "gpt2" else _converted(file.path, cache_root(cache_dir) / "tokenizers")
     except BadTokenizer:
         raise
     except Exception as error:  # the libraries below raise bare exceptions for vocabularies that do not add up
@@ -187,10 +198,23 @@ def _set_beginning(backend: Tokenizer, bos: str | None, add_bos: bool) -> None:
         )
 
 
-def _through_transformers(file: GgufFile) -> PreTrainedTokenizerFast:
+def _converted(path: Path, folder: Path) -> PreTrainedTokenizerFast:
+    """What transformers makes of the file at ``path``, kept in ``folder`` under what the file and its reader are."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-    inner = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name, local_files_only=True)
+    status = path.stat()
+    identity = (str(path.resolve()), status.st_size, status.st_mtime_ns, importlib.metadata.version("transformers"))
+    kept = folder / hashlib.sha256(repr(identity).encode()).hexdigest()[:32]
+    if kept.is_dir():
+        loaded: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(str(kept), local_files_only=True)
+        return loaded
+    inner = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, local_files_only=True)
     if not isinstance(inner, PreTrainedTokenizerFast):
-        raise BadTokenizer(file.path, f"has a tokenizer of a kind not read here ({type(inner).__name__})")
+        raise BadTokenizer(path, f"has a tokenizer of a kind not read here ({type(inner).__name__})")
+    with suppress(OSError):  # a folder that cannot be written to, or another process that was first: nothing is lost
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".convert-", dir=folder) as scratch:
+            made = Path(scratch) / kept.name
+            inner.save_pretrained(str(made))
+            os.rename(made, kept)
     return inner

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -85,8 +86,12 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(source: ModelSource) -> Tokenizer:
+def load_tokenizer(source: ModelSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Tokenizer:
     """The tokenizer of the model at ``source``.
+
+    Args:
+        source: from :func:`~headway.models.loading.source.resolve_model`.
+        cache_dir: folder for tokenizers that had to be converted, which those of some GGUF files are, once.
 
     Raises:
         BadTokenizer: it is absent, damaged or of a kind not read here.
@@ -98,7 +103,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
         from headway.models.loading.gguf_tokenizer import gguf_tokenizer
 
         file = GgufFile(source.path)
-        return FastTokenizer(source.name, source.path, gguf_tokenizer(file), gguf_eos_ids(file))
+        return FastTokenizer(source.name, source.path, gguf_tokenizer(file, cache_dir), gguf_eos_ids(file))
     return FastTokenizer(source.name, source.path, _folder_tokenizer(source.path), _folder_eos_ids(source.path))
 
 

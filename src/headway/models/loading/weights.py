@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +56,10 @@ def load_weights(source: ModelSource, *, dtype: torch.dtype | None = None) -> tu
     return config, LazyWeights(entries, dtype)
 
 
-def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a model of the Llama family computes with, by name, with its shape."""
+def expected_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name and shape of every tensor that a model of the Llama family computes with, layer by layer."""
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_width, kv_width = config.num_heads * dim, config.num_kv_heads * dim
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, hidden)}
     projections = {
         "self_attn.q_proj": (q_width, hidden, config.qkv_bias),
         "self_attn.k_proj": (kv_width, hidden, config.qkv_bias),
@@ -73,17 +72,18 @@ def expected_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     norms = {"input_layernorm": hidden, "post_attention_layernorm": hidden}
     if config.qk_norm:
         norms |= {"self_attn.q_norm": dim, "self_attn.k_norm": dim}
+    yield "model.embed_tokens.weight", (config.vocab_size, hidden)
     for layer in range(config.num_layers):
         prefix = f"model.layers.{layer}"
-        shapes |= {f"{prefix}.{name}.weight": (width,) for name, width in norms.items()}
+        for name, width in norms.items():
+            yield f"{prefix}.{name}.weight", (width,)
         for name, (rows, columns, bias) in projections.items():
-            shapes[f"{prefix}.{name}.weight"] = (rows, columns)
+            yield f"{prefix}.{name}.weight", (rows, columns)
             if bias:
-                shapes[f"{prefix}.{name}.bias"] = (rows,)
-    shapes["model.norm.weight"] = (hidden,)
+                yield f"{prefix}.{name}.bias", (rows,)
+    yield "model.norm.weight", (hidden,)
     if not config.tie_word_embeddings:
-        shapes[_HEAD] = (config.vocab_size, hidden)
-    return shapes
+        yield _HEAD, (config.vocab_size, hidden)
 
 
 def check_entries(path: Path, config: ModelConfig, entries: Mapping[str, TensorEntry]) -> None:
@@ -91,17 +91,19 @@ def check_entries(path: Path, config: ModelConfig, entries: Mapping[str, TensorE
 
     A tensor too many is refused as well: it means that the model computes something that we would leave out.
     """
-    shapes = expected_shapes(config)
-    for name, shape in shapes.items():
+    expected = []
+    for name, shape in expected_tensors(config):  # stops at the first that is missing, however many a config claims
         if name not in entries:
             raise MissingTensor(path, name)
+        expected.append(name)
         entry = entries[name]
         if entry.shape != shape:
             raise UnexpectedTensor(entry.path, name, f"has shape {entry.shape}, the config says {shape}")
         if not entry.plain:
             raise UnexpectedTensor(entry.path, name, f"is stored as {entry.kind}, not as plain floating-point numbers")
+    known = frozenset((*expected, _HEAD))
     for name, entry in entries.items():
-        if name not in shapes and name != _HEAD and not _DERIVED.fullmatch(name):
+        if name not in known and not _DERIVED.fullmatch(name):
             raise UnexpectedTensor(entry.path, name, f"has no place in architecture {config.architecture!r}")
 
 
