@@ -100,7 +100,7 @@ def _draw_among(weights: Tensor, settings: DrawSettings, width: int) -> tuple[Te
     mass = (values * (values >= k_edge)).sum(-1, keepdim=True)
     whole = np.flatnonzero((settings.top_k == 0) & (settings.top_p < 1.0))
     if len(whole):
-        mass[_to(whole, weights)] = _take(weights, whole).sum(-1, keepdim=True).double()
+        mass[_to(whole, weights)] = _block_sums(_take(weights, whole)).sum(-1, keepdim=True)
     num_below = (values.cumsum(-1) < top_p * mass).sum(-1, keepdim=True)
     resolved = (top_p < 1.0) & (num_below < width)
     p_edge = torch.where(resolved, values.gather(1, num_below.clamp(max=width - 1)), 0.0)
@@ -124,13 +124,13 @@ def _draw_from_all(weights: Tensor, settings: DrawSettings) -> Tensor:
     if len(rows) == 0:
         return tokens
     weights, rules, drawn = _take(weights, rows), settings.take(rows), tokens[_to(rows, weights)]
-    limit = _to(rules.top_p, weights) * weights.sum(-1)
+    limit = _to(rules.top_p, weights) * _block_sums(weights).sum(-1)
     trial = 0
     while True:
         tokens[_to(rows, weights)] = drawn
         found = weights.gather(1, drawn[:, None])
         likelier = torch.where(weights > found, weights, 0.0)
-        outside = (_to(rules.top_p, weights) < 1.0) & (likelier.sum(-1) >= limit)
+        outside = (_to(rules.top_p, weights) < 1.0) & (_block_sums(likelier).sum(-1) >= limit)
         # The sum of a row without a finite maximum is not finite; there is no token to find.
         refused = (outside | (found[:, 0] < _to(rules.min_p, weights))) & limit.isfinite()
         again = refused.cpu().numpy()
@@ -144,16 +144,20 @@ def _draw_from_all(weights: Tensor, settings: DrawSettings) -> Tensor:
 def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Invert the cumulative distribution in two levels: which block of the vocabulary, then which token in it."""
     vocab_size = weights.shape[1]
-    whole = vocab_size // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)  # type: ignore[no-untyped-call]
-    rest = weights[:, whole:].sum(-1, keepdim=True)
-    cumulative = torch.cat([sums, rest], dim=1).double().cumsum(-1)
+    cumulative = _block_sums(weights).cumsum(-1)
     block = _invert(cumulative, uniforms)
     before = torch.where(block > 0, cumulative.gather(1, (block - 1).clamp(min=0)), 0.0)
     ids = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     inside = weights.gather(1, ids.clamp(max=vocab_size - 1)).double().masked_fill_(ids >= vocab_size, 0.0).cumsum(-1)
     place = _invert(inside, (uniforms * cumulative[:, -1:] - before) / inside[:, -1:])
     return (block * _BLOCK + place)[:, 0].clamp(max=vocab_size - 1)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """float64[n, blocks]: mass of each block of the vocabulary. Whole rows might be summed otherwise in other batches."""
+    whole = weights.shape[1] // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)  # type: ignore[no-untyped-call]
+    return torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=1).double()
 
 
 def _invert(cumulative: Tensor, uniforms: Tensor) -> Tensor:
