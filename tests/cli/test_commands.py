@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.builders import record
 from typer.testing import CliRunner, Result
 
 import headway
 from headway.cli.bench import BENCHMARKS, benchmarks_folder
 from headway.cli.main import app
+from tests.cli.builders import record
 
 
 def run(*arguments: str | Path, stdin: str = "") -> Result:

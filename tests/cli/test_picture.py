@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
-from tests.cli.builders import PROMPTS, record, timeline_of
 
 from headway.cli import picture
 from headway.cli.picture import draw
+from tests.cli.builders import PROMPTS, record, timeline_of
 
 
 def drawn(tmp_path: Path, trace: str, **size: int) -> np.ndarray:

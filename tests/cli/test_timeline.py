@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.cli.builders import PROMPTS, record, timeline_of
 
 from headway.cli.findings import find_all
 from headway.cli.replay import ReplayDiffers
 from headway.cli.timeline import RequestLine, Timeline
+from tests.cli.builders import PROMPTS, record, timeline_of
 
 
 def line(timeline: Timeline, request_id: str) -> RequestLine:

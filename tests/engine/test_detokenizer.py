@@ -7,9 +7,9 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.builders import BOS, EOS, ByteTokenizer
 
 from headway.engine.detokenizer import Detokenizer, TokenBytes
+from tests.engine.builders import BOS, EOS, ByteTokenizer
 
 
 def pieces_of(

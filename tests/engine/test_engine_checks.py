@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.engine.builders import VOCAB_SIZE, ScriptedExecutor, echo, make_engine
 
 from headway.config import SamplingParams
 from headway.core.request import RequestRefused
+from tests.engine.builders import VOCAB_SIZE, ScriptedExecutor, echo, make_engine
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.builders import BOS, EOS, ByteTokenizer, ScriptedExecutor, echo, make_engine, measured
 
 from headway.config import ConfigError, SamplingParams
 from headway.core.plan import StepPlan
@@ -15,6 +14,7 @@ from headway.engine.engine import EngineStalled
 from headway.engine.llm import OfflineLLM, PromptRefused
 from headway.engine.outputs import RequestUpdate
 from headway.sim.fake import FakeExecutor
+from tests.engine.builders import BOS, EOS, ByteTokenizer, ScriptedExecutor, echo, make_engine, measured
 
 
 def make_llm(script: Any = echo, *, tokenizer: ByteTokenizer | None = None, **options: Any) -> OfflineLLM:

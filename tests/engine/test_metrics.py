@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.builders import ScriptedExecutor, echo, make_engine, scripts
 
 from headway.config import SamplingParams
 from headway.core.plan import StepPlan
@@ -16,6 +15,7 @@ from headway.engine.histogram import Histogram
 from headway.engine.metrics import kv_usage, read_gauges
 from headway.engine.outputs import RequestOutput
 from headway.sim.fake import FakeExecutor
+from tests.engine.builders import ScriptedExecutor, echo, make_engine, scripts
 
 
 class StepClock:

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.builders import EOS, ByteTokenizer, measured
-from tests.engine.test_stop_strings import reference
 
 from headway.config import SamplingParams
 from headway.engine.detokenizer import TokenBytes
 from headway.engine.text_stream import Piece, TextStream
+from tests.engine.builders import EOS, ByteTokenizer, measured
+from tests.engine.test_stop_strings import reference
 
 
 def make_stream(pieces: Sequence[bytes] = (), **sampling: Any) -> TextStream:

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.builders import EOS, ScriptedExecutor, echo, make_engine, make_scheduler, scripts
 
 from headway.config import CacheConfig, SamplingParams, SchedulerConfig
 from headway.core.plan import StepPlan
@@ -26,6 +25,7 @@ from headway.engine.trace_records import (
     sampling_to_json,
 )
 from headway.sim.fake import FakeExecutor
+from tests.engine.builders import EOS, ScriptedExecutor, echo, make_engine, make_scheduler, scripts
 
 TIGHT = {"num_blocks": 14, "max_num_seqs": 4, "max_num_batched_tokens": 12, "scheduling_policy": "priority"}
 

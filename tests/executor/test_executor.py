@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.executor.builders import BLOCK, VOCAB, Driver, ToyModel, make_executor
 
 from headway.config import CacheConfig, ConfigError
 from headway.core.logprobs import PromptLogprobs, TokenLogprobs
@@ -15,6 +14,7 @@ from headway.core.plan import StepResult
 from headway.executor import memory
 from headway.executor.executor import STEP_PARTS
 from headway.executor.memory import KVMemoryError, kv_block_bytes
+from tests.executor.builders import BLOCK, VOCAB, Driver, ToyModel, make_executor
 
 PROMPT = [7, 3, 9, 9, 21, 4, 30, 2, 8, 11]
 OTHER = [12, 13, 14]

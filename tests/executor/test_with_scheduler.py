@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.executor.builders import BLOCK, VOCAB, ToyModel, make_executor
 
 from headway.config import CacheConfig, SamplingParams, SchedulerConfig
 from headway.core.events import Preempted
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
+from tests.executor.builders import BLOCK, VOCAB, ToyModel, make_executor
 
 SAMPLINGS: list[dict[str, Any]] = [
     {"temperature": 0.0},

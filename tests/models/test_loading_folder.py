@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.support.gguf_files import HF_CONFIG, random_tensors
 
 from headway.models.config import UnsupportedModel
 from headway.models.loading import BadModelFile, MissingTensor, ModelSource, UnexpectedTensor, load_config, load_weights
 from headway.models.loading.safetensors_folder import INDEX_NAME
 from headway.models.loading.weights import expected_tensors
+from tests.support.gguf_files import HF_CONFIG, random_tensors
 
 CONFIG = {**HF_CONFIG, "model_type": "llama", "rope_theta": 10000.0}
 

@@ -12,19 +12,6 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter
 from gguf.quants import dequantize, quantize
-from tests.support.gguf_files import (
-    GGUF_NAMES,
-    HEAD_DIM,
-    HEADS,
-    HF_CONFIG,
-    KV_HEADS,
-    VOCAB,
-    add_tensor,
-    gguf_name,
-    pairs_from_halves,
-    random_tensors,
-    write_gguf,
-)
 
 from headway.models.config import ModelConfig, UnsupportedModel
 from headway.models.loading import (
@@ -38,6 +25,19 @@ from headway.models.loading import (
 )
 from headway.models.loading.gguf_file import GgufFile
 from headway.models.loading.gguf_model import halves_from_pairs, hf_name
+from tests.support.gguf_files import (
+    GGUF_NAMES,
+    HEAD_DIM,
+    HEADS,
+    HF_CONFIG,
+    KV_HEADS,
+    VOCAB,
+    add_tensor,
+    gguf_name,
+    pairs_from_halves,
+    random_tensors,
+    write_gguf,
+)
 
 ARCHITECTURES = {
     "llama": {"tied": False},

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tests.support.real_model import smollm2_path
 
 from headway.models.loading import ModelSource, Tokenizer, load_tokenizer, load_weights, resolve_model
 from headway.models.loading.gguf_file import GgufFile
 from headway.models.loading.gguf_model import gguf_config
+from tests.support.real_model import smollm2_path
 
 pytestmark = pytest.mark.real_model
 

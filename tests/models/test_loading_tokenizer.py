@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from gguf import GGUFWriter, TokenType
-from tests.support.gguf_files import write_gguf
 
 from headway.models.loading import BadTokenizer, ChatTemplateError, ModelSource, Tokenizer, load_tokenizer
 from headway.models.loading.tokenizer import byte_alphabet
+from tests.support.gguf_files import write_gguf
 
 TEXTS = (
     "Hello, world!",

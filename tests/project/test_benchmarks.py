@@ -10,9 +10,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from tests.engine.builders import ScriptedExecutor, echo, make_engine
 
 from headway.engine.llm import OfflineLLM
+from tests.engine.builders import ScriptedExecutor, echo, make_engine
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
