@@ -1,0 +1,74 @@
+"""What goes into the engine's thread and what comes out of it: plain records, so that it could as well be a process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.engine.engine import Prepared
+from headway.engine.outputs import RequestUpdate
+
+
+@dataclass(frozen=True)
+class Submit:
+    """Enter these requests."""
+
+    prepared: tuple[Prepared, ...]
+
+
+@dataclass(frozen=True)
+class Abort:
+    """End these requests wherever they are; ids that are not live are ignored."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Expire:
+    """End these requests if none of them has begun; their error is then of kind "timeout"."""
+
+    request_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Do no more steps and close the engine."""
+
+
+Order = Submit | Abort | Expire | Stop
+
+
+@dataclass(frozen=True)
+class StepMessage:
+    """All that one step has to tell; there is one per step, not one per token.
+
+    Attributes:
+        first: requests whose first token was sampled in this step, though its text may come later.
+        updates: for the clients, in order. Every submitted request gets exactly one with an output, its last.
+    """
+
+    first: tuple[str, ...]
+    updates: tuple[RequestUpdate, ...]
+
+
+@dataclass(frozen=True)
+class Death:
+    """The engine cannot go on; nothing else follows."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The last sign of life of the engine's thread, on the clock it was given, in seconds.
+
+    Attributes:
+        at_s: when it was given: after every step, and whenever the thread wakes up or falls asleep.
+        busy: whether there was something to do from then on. A busy thread that gives no more signs is stuck.
+        num_steps: steps done.
+        step_s: when the last step ended; ``None`` before the first.
+    """
+
+    at_s: float
+    busy: bool
+    num_steps: int
+    step_s: float | None
