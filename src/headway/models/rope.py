@@ -41,9 +41,10 @@ def _llama3(base: Tensor, config: ModelConfig) -> Tensor:
     scaling = config.rope_scaling
     assert scaling is not None
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    factor = float(scaling["factor"])
     turns = scaling["original_max_position_embeddings"] * base / (2 * math.pi)
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return (1 - keep) * base / scaling["factor"] + keep * base
+    keep: Tensor = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 - keep) * base / factor + keep * base
 
 
 def _yarn(base: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
@@ -66,13 +67,12 @@ def _yarn(base: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
 
 
 def _yarn_magnitude(factor: float, scaling: Mapping[str, Any]) -> float:
-    get = scaling.get
-    if get("attention_factor") is not None:
-        return float(get("attention_factor"))
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
 
     def magnitude(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
-    if get("mscale") and get("mscale_all_dim"):
-        return magnitude(get("mscale")) / magnitude(get("mscale_all_dim"))
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
     return magnitude(1.0)
