@@ -154,7 +154,7 @@ def _pick(weights: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _block_sums(weights: Tensor) -> Tensor:
-    """float64[n, blocks]: mass of each block of the vocabulary. Whole rows might be summed otherwise in other batches."""
+    """float64[n, blocks]: mass of each block of the vocabulary. A sum over whole rows might round with the batch."""
     whole = weights.shape[1] // _BLOCK * _BLOCK
     sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)  # type: ignore[no-untyped-call]
     return torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=1).double()
