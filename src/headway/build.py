@@ -247,4 +247,7 @@ def _open_trace(options: EngineOptions, sizes: _Sizes, loaded: _Loaded) -> Trace
         "kernels": loaded.ops.name,
     }
     header = TraceHeader(headway.__version__, sizes.scheduler, sizes.cache, run)
-    return TraceWriter(options.trace, header, timings=options.trace_timings)
+    try:
+        return TraceWriter(options.trace, header, timings=options.trace_timings)
+    except OSError as error:
+        raise ConfigError("trace", options.trace, f"must be a file that can be written ({error.strerror})") from error

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine.tiny_model import BOS, write_tiny_model
 from transformers import LlamaForCausalLM
 
 import headway
@@ -19,6 +18,7 @@ from headway.config import ConfigError, EngineOptions, SamplingParams
 from headway.engine.llm import PromptRefused
 from headway.engine.trace import TraceReader
 from headway.models.loading import ModelNotFound
+from tests.engine.tiny_model import BOS, write_tiny_model
 
 PROMPTS = ["Hello", "Hello there, this is a longer one", "x", "Tokens: 1 2 3 4 5 6 7 8 9", "Hello there"]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)
@@ -193,6 +193,7 @@ def test_blocks_are_sized_by_memory(folder: Path) -> None:
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens", "at least max_num_seqs"),
         ({"weight_dtype": "int4"}, "weight_dtype", "must be one of"),
         ({"block_size": 0}, "block_size", "at least 1"),
+        ({"trace": "/no/such/folder/trace.jsonl", **SMALL}, "trace", "No such file or directory"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(folder: Path, options: dict[str, Any], field: str, message: str) -> None:

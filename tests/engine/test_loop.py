@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.engine.builders import ScriptedExecutor, echo, make_scheduler, ticking_clock
 
 from headway.config import SamplingParams
 from headway.core.events import Admitted, Finished, Queued
@@ -15,6 +14,7 @@ from headway.core.plan import StepPlan, StepResult
 from headway.core.request import FinishReason, Request, RequestRefused
 from headway.engine.loop import EngineLoop, StepReport
 from headway.sim.fake import FakeExecutor
+from tests.engine.builders import ScriptedExecutor, echo, make_scheduler, ticking_clock
 
 
 class Run:
@@ -188,6 +188,25 @@ def test_an_interrupt_goes_through_and_the_loop_can_go_on() -> None:
 
     assert run.ends["a"].reason is FinishReason.ERROR
     assert len(run.tokens["b"]) == 3
+
+
+def test_the_result_of_a_step_that_was_interrupted_is_not_taken_for_the_next() -> None:
+    class Interrupted(ScriptedExecutor):
+        def submit(self, plan: StepPlan) -> None:
+            super().submit(plan)
+            if plan.step == 2:
+                raise KeyboardInterrupt
+
+    run = Run(Interrupted(echo), max_num_seqs=1)
+    run.add("a", "b")
+
+    run.step()
+    with pytest.raises(KeyboardInterrupt):
+        run.step()
+    run.drain()
+
+    assert run.reasons() == {"a": FinishReason.ERROR, "b": FinishReason.LENGTH}
+    assert run.tokens["b"] == [98, 99, 100]
 
 
 def test_an_abort_that_comes_while_the_step_runs_goes_before_its_outputs() -> None:
