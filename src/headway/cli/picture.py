@@ -6,6 +6,7 @@ Colours are those of Okabe and Ito, which people with any colour vision can tell
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,10 @@ from headway.cli.timeline import RequestLine, Timeline
 DPI = 100
 LEFT, RIGHT, TOP, BOTTOM = 230, 250, 84, 48
 """Margins in pixels: names on the left, legends on the right, title above."""
+PANEL, GAP = 120, 34
+"""Height of the two lower panels, and what is between panels, in pixels."""
+SMALLEST, TALLEST = 700, 2400
+"""Limits of the height that is chosen by the number of requests, in pixels."""
 MOST_NAMED = 60
 """With more requests than this, rows are numbered instead of named, and marks carry no numbers."""
 
@@ -53,7 +58,7 @@ def draw(timeline: Timeline, target: Path, *, width: int = 1700, height: int | N
         width, height: in pixels; by default the height follows the number of requests.
     """
     if height is None:
-        height = int(np.clip(480 + 24 * len(timeline.requests), 700, 2400))
+        height = int(np.clip(480 + 24 * len(timeline.requests), SMALLEST, TALLEST))
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
         FigureCanvasAgg(figure)
@@ -66,64 +71,73 @@ def draw(timeline: Timeline, target: Path, *, width: int = 1700, height: int | N
 
 def _lay_out(figure: Figure, timeline: Timeline, width: int, height: int) -> tuple[Axes, Axes, Axes]:
     """Three panels over one axis of steps, with room for names on the left and legends on the right."""
-    panels = figure.subplots(
-        3,
-        1,
-        sharex=True,
-        gridspec_kw={
-            "height_ratios": [max(height - 480, 220), 120, 120],
-            "hspace": 0.14 if height > 900 else 0.22,
-            "left": LEFT / width,
-            "right": 1 - RIGHT / width,
-            "top": 1 - TOP / height,
-            "bottom": BOTTOM / height,
-        },
-    )
-    scheduler, cache = timeline.scheduler, timeline.cache
+    inner = width - LEFT - RIGHT
+    bottoms = [BOTTOM + 2 * (PANEL + GAP), BOTTOM + PANEL + GAP, BOTTOM]
+    tops = [height - TOP, bottoms[0] - GAP, bottoms[1] - GAP]
+    panels: list[Axes] = []
+    for bottom, top in zip(bottoms, tops, strict=True):
+        place = (LEFT / width, bottom / height, inner / width, (top - bottom) / height)
+        panels.append(figure.add_axes(place, sharex=panels[0] if panels else None))
+        panels[-1].tick_params(length=3, color="#888888", labelbottom=bottom == BOTTOM)
+    panels[0].set_xlim(0.5, max(timeline.num_steps, 1) * 1.012 + 0.5)
+    panels[-1].set_xlabel("step")
+    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
     title = f"{len(timeline.requests)} requests in {len(timeline.steps)} steps"
     if "model" in timeline.run:
         title += f" of {timeline.run['model']}"
+    scheduler, cache = timeline.scheduler, timeline.cache
     limits = (
         f"At most {scheduler.max_num_batched_tokens:,} tokens and {scheduler.max_num_seqs:,} requests a step;"
         f" {cache.num_blocks:,} KV blocks of {cache.block_size} tokens; policy {scheduler.scheduling_policy}."
     )
-    left = LEFT / width
-    figure.text(left, 1 - 28 / height, title, fontsize=15, fontweight="bold", color=BLACK)
-    figure.text(left, 1 - 50 / height, limits, fontsize=10, color="#555555")
-    panels[-1].set_xlim(0.5, max(timeline.num_steps, 1) * 1.012 + 0.5)
-    panels[-1].set_xlabel("step")
-    panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=14))
-    for panel in panels:
-        panel.tick_params(length=3, color="#888888")
+    figure.text(LEFT / width, 1 - 28 / height, title, fontsize=15, fontweight="bold", color=BLACK)
+    figure.text(LEFT / width, 1 - 50 / height, limits, fontsize=10, color="#555555")
     return panels[0], panels[1], panels[2]
 
 
 # --- requests --------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Style:
+    """How rows look: with few requests there is room between them, with many they touch.
+
+    Attributes:
+        decode, chunk: half the height of their boxes, in rows.
+        gap: white between neighbouring chunks, in points.
+        wait: thickness of lines, in points.
+        marks: factor for the size of marks.
+    """
+
+    decode: float
+    chunk: float
+    gap: float
+    wait: float
+    marks: float
+
+
 def _draw_requests(axes: Axes, timeline: Timeline) -> None:
     requests = timeline.requests
     named = len(requests) <= MOST_NAMED
+    style = _Style(0.2, 0.38, 0.5, 1.6, 1.0) if named else _Style(0.5, 0.5, 0.0, 0.5, 0.5)
     shade = Normalize(0, timeline.scheduler.max_num_batched_tokens)
     waits: dict[str, list[Points]] = {}
-    gap = 0.5 if timeline.num_steps < 500 else 0.0
-    decodes, chunks, again = _Boxes(0.2), _Boxes(0.38, gap), _Boxes(0.38, gap)
+    decodes, chunks = _Boxes(style.decode), _Boxes(style.chunk, style.gap if timeline.num_steps < 500 else 0.0)
     for row, line in enumerate(requests):
         for code, first, last in _wait_spans(line):
             waits.setdefault(WAITS.get(code, OTHER_WAIT)[0], []).append([(first - 0.5, row), (last + 0.5, row)])
         for first, last in _runs(line.decodes):
             decodes.add(row, first, last, ORANGE)
         for chunk in line.chunks:
-            if chunk.num_again:
-                again.add(row, chunk.step, chunk.step, AGAIN_SHADES(shade(chunk.num_tokens)))
-            else:
-                chunks.add(row, chunk.step, chunk.step, CHUNK_SHADES(shade(chunk.num_tokens)))
+            shades = AGAIN_SHADES if chunk.num_again else CHUNK_SHADES
+            chunks.add(row, chunk.step, chunk.step, shades(shade(chunk.num_tokens)))
     for colour, spans in sorted(waits.items()):
-        axes.add_collection(LineCollection(spans, colors=colour, linewidths=1.6, capstyle="butt"))
-    for boxes in (decodes, chunks, again):
-        axes.add_collection(boxes.collection())
-    for row, line in enumerate(requests):
-        _mark(axes, row, line, named)
+        axes.add_collection(LineCollection(spans, colors=colour, linewidths=style.wait, capstyle="butt"))
+    axes.add_collection(decodes.collection())
+    axes.add_collection(chunks.collection())
+    _draw_marks(axes, requests, style.marks)
+    if named:
+        _note_hits(axes, requests)
     _name_rows(axes, requests, named)
     _legend(axes, _request_legend(timeline))
 
@@ -166,30 +180,52 @@ def _wait_spans(line: RequestLine) -> Iterator[tuple[str, int, int]]:
         yield code, run[0], run[-1]
 
 
-def _mark(axes: Axes, row: int, line: RequestLine, named: bool) -> None:
-    for hit in line.hits:
-        axes.plot(hit.step - 0.5, row, marker="D", markersize=5, color=GREEN, markeredgecolor="white", zorder=4)
-        if named:
+def _draw_marks(axes: Axes, requests: list[RequestLine], scale: float) -> None:
+    """Hits, preemptions, resumptions and ends, each kind in one go."""
+    hits = [(hit.step - 0.5, row) for row, line in enumerate(requests) for hit in line.hits]
+    resumed = [(step - 0.5, row - 0.42) for row, line in enumerate(requests) for step in line.admissions[1:]]
+    preempted = [(event.step, row) for row, line in enumerate(requests) for event in line.preemptions]
+    ends: dict[str, Points] = {}
+    for row, line in enumerate(requests):
+        if line.finish is not None:
+            step, reason = line.finish
+            ends.setdefault(FINISH_MARKS.get(reason, OTHER_FINISH)[0], []).append((step + 0.5, row))
+    kinds: list[tuple[str, str, float, Points]] = [("D", GREEN, 5.0, hits), ("^", BLACK, 6.5, resumed)]
+    kinds += [("v", RED, 9.0, preempted), *((marker, BLACK, 5.5, points) for marker, points in sorted(ends.items()))]
+    for marker, colour, size, points in kinds:
+        if points:
+            axes.plot(
+                [step for step, _ in points],
+                [row for _, row in points],
+                linestyle="none",
+                marker=marker,
+                markersize=size * scale,
+                color=colour,
+                markeredgecolor="white",
+                markeredgewidth=scale,
+                zorder=5,
+                clip_on=False,
+            )
+
+
+def _note_hits(axes: Axes, requests: list[RequestLine]) -> None:
+    """How many tokens each hit found, left of its mark, or above it where the names of the rows are too near."""
+    edge = 0.03 * axes.get_xlim()[1]
+    for row, line in enumerate(requests):
+        for hit in line.hits:
+            near = hit.step < edge
             axes.annotate(
                 f"{hit.num_tokens:,}",
                 (hit.step - 0.5, row),
-                xytext=(-5, 0),
+                xytext=(-2, 5) if near else (-5, 0),
                 textcoords="offset points",
-                ha="right",
-                va="center",
+                ha="left" if near else "right",
+                va="bottom" if near else "center",
                 fontsize=7,
                 color=GREEN,
                 path_effects=[withStroke(linewidth=2, foreground="white")],
                 zorder=4,
             )
-    for step in line.admissions[1:]:
-        axes.plot(step - 0.5, row - 0.42, marker="^", markersize=5, color=BLACK, zorder=5, clip_on=False)
-    for event in line.preemptions:
-        axes.plot(event.step, row, marker="v", markersize=9, color=RED, markeredgecolor="white", zorder=5)
-    if line.finish is not None:
-        step, reason = line.finish
-        marker = FINISH_MARKS.get(reason, OTHER_FINISH)[0]
-        axes.plot(step + 0.5, row, marker=marker, markersize=5.5, color=BLACK, markeredgecolor="white", zorder=5)
 
 
 def _name_rows(axes: Axes, requests: list[RequestLine], named: bool) -> None:
