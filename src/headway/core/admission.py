@@ -101,17 +101,19 @@ class Scan:
     def _consider(self, request: Request) -> _Verdict:
         state = self.state
         may_displace = len(state.rows) > 0 and state.rows.keys[-1][0] > request.order_key[0]
-        versions = (request.handle, state.kv.pool.version, state.watch.version)
+        # An eviction frees nothing, but the hit it shortens may be in the making: then the request is passed over.
+        versions = (request.handle, state.kv.pool.version, state.kv.pool.stats.evicted, state.watch.version)
         if self.memo is not None and self.memo[0] == versions and not may_displace:
             need = self.memo[1]
             assert isinstance(need, int)
-            return self._stop(request, ReasonCode.KV_SHORT, need)
+            has_slot = state.columns.num_free_slots > 0
+            return self._stop(request, ReasonCode.KV_SHORT if has_slot else ReasonCode.SLOTS_FULL, need)
         candidate = self._candidate(request)
         owner = self._computes_next_block(candidate)
         if owner is not None:
             return self._pass(request, ReasonCode.PREFIX_IN_FLIGHT, owner.request_id)
         if state.cache.num_groups * candidate.gate > state.kv.pool.num_blocks:
-            message = f"{request.num_tokens} tokens and one more do not fit {state.kv.pool.num_blocks} KV blocks"
+            message = f"its {request.num_tokens} tokens do not fit {state.kv.pool.num_blocks} KV blocks"
             state.end_waiting(request, FinishReason.KV_CAPACITY, message)
             return _Verdict.ENDED
         displaced = self._make_room(candidate, may_displace)
@@ -129,7 +131,10 @@ class Scan:
         computed = len(hit_blocks[0]) * state.cache.block_size
         want = known - computed
         long = self.grants.capped and want > state.config.long_prefill_token_threshold
-        gate = state.blocks_for(known + (request.num_preemptions > 0))
+        gate = state.blocks_for(known)
+        if request.num_preemptions:
+            # One more, so that it grows at least once; but what fits alone runs to where it would have got alone.
+            gate = max(gate, min(state.blocks_for(known + 1), state.kv.pool.num_blocks // state.cache.num_groups))
         return _Candidate(request, hit_blocks, computed, want, long, gate)
 
     def _computes_next_block(self, candidate: _Candidate) -> Request | None:
@@ -259,6 +264,8 @@ class Scan:
             if missing == 0:
                 break
             given = min(missing, int(grants.grant[row]))
+            if given == 0:
+                continue
             grants.grant[row] -= given
             missing -= given
             if grants.grant[row] == 0:

@@ -115,8 +115,10 @@ def _grant_chunks(state: SchedulerState, grants: Grants, want: Int32) -> None:
     if not given.all():
         unserved = given == 0
         columns.reason[grants.slots[rows[unserved]]] = REASON_NUMBER[ReasonCode.BUDGET_SPENT]
-        if long is not None and grants.left > 0:
-            columns.reason[grants.slots[rows[unserved & long]]] = REASON_NUMBER[ReasonCode.LONG_PREFILL_CAP]
+        if long is not None:
+            left_at_its_turn = grants.left + given[::-1].cumsum()[::-1]
+            capped = unserved & long & (left_at_its_turn > 0)
+            columns.reason[grants.slots[rows[capped]]] = REASON_NUMBER[ReasonCode.LONG_PREFILL_CAP]
 
 
 def _clip_in_order(wanted: Int32, budget: int) -> Int32:
