@@ -47,7 +47,7 @@ imports: $(STAMP)
 	@$(BIN)/lint-imports
 
 test: check ## All checks and all tests, the core first
-	@$(BIN)/python -m pytest -x -q $(PURE_TESTS)
+	@$(BIN)/python -m pytest -x -q -n 2 $(PURE_TESTS)
 	@$(BIN)/python -m pytest -q tests $(PURE_TESTS:%=--ignore=%)
 
 fix: $(STAMP) ## Format and mend what can be mended by machine
