@@ -28,7 +28,7 @@ TEXTS = (
 BYTES = [char for _, char in sorted(byte_alphabet().items())]
 SPECIAL = ["<s>", "<|im_start|>", "<|im_end|>", "<think>"]
 MERGES = ["h e", "l l", "he ll", "hell o", "Ġ Ġ", "Ġ 1", "1 2"]
-TOKENS = SPECIAL + BYTES + [merge.replace(" ", "") for merge in MERGES]
+TOKENS = [*SPECIAL, *BYTES, *(merge.replace(" ", "") for merge in MERGES), "xyz"]  # no merge leads to the last
 TEMPLATE = (
     "{% for message in messages %}{% if message['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
     "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}{% endfor %}"
@@ -80,6 +80,11 @@ def test_splits_differ_where_the_models_do(tmp_path: Path) -> None:
     assert words(byte_level(tmp_path, "smollm"), text) == ["hello", "ĠĠ", "1", "2"]
     assert words(byte_level(tmp_path, "qwen2"), text) == ["hello", "Ġ", "Ġ", "1", "2"]
     assert words(byte_level(tmp_path, "llama-bpe"), text) == ["hello", "Ġ", "Ġ", "12"]
+
+
+def test_llama3_takes_whole_words_first(tmp_path: Path) -> None:
+    assert words(byte_level(tmp_path, "llama-bpe"), "xyz") == ["xyz"]
+    assert words(byte_level(tmp_path, "smollm"), "xyz") == ["x", "y", "z"]
 
 
 def test_qwen_composes_characters_first(tmp_path: Path) -> None:
