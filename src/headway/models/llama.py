@@ -19,7 +19,7 @@ from headway.config import ConfigError
 from headway.models.config import ModelConfig
 from headway.models.ops.attention import BatchMeta
 from headway.models.ops.fused import HeadLayout
-from headway.models.ops.linear import Linear, check_weight_dtype, fits_float16, make_linear
+from headway.models.ops.linear import Linear, check_weight_dtype, fits_float16
 from headway.models.ops.registry import Ops
 from headway.models.rope import rope_table
 
@@ -40,11 +40,12 @@ class _Layer:
 class _WeightReader:
     """Takes tensors by their Hugging Face names, checks shapes, stores them for the device."""
 
-    def __init__(self, weights: Mapping[str, Tensor], weight_dtype: str, device: torch.device) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], weight_dtype: str, ops: Ops) -> None:
         self._weights = weights
         self._weight_dtype = weight_dtype
-        self._device = device
-        self.compute_dtype = torch.float32 if device.type == "cpu" else getattr(torch, weight_dtype)
+        self._ops = ops
+        self._device = ops.device
+        self.compute_dtype = torch.float32 if ops.device.type == "cpu" else getattr(torch, weight_dtype)
         self.notes: list[str] = []
         self.num_bytes = 0
 
@@ -66,7 +67,7 @@ class _WeightReader:
         sized = list(zip(names, outs, strict=True))
         weight = _joined([self.tensor(f"{name}.weight", out, width) for name, out in sized])
         biases = _joined([self.tensor(f"{name}.bias", out) for name, out in sized]) if bias else None
-        linear = make_linear(weight, biases, self._weight_dtype, self._device)
+        linear = self._ops.make_linear(weight, biases, self._weight_dtype)
         if linear.fell_back:
             self.notes.append(f"{' + '.join(names)}: values beyond {self._weight_dtype}, kept in float32")
         self.num_bytes += linear.num_bytes
@@ -125,8 +126,10 @@ class DecoderModel:
         """
         self.config = config
         self.device = torch.device(device)
-        check_weight_dtype(weight_dtype, self.device)
-        read = _WeightReader(weights, weight_dtype, self.device)
+        if ops.device != self.device:
+            raise ConfigError("device", str(device), f"must be the kernels' device, {ops.device}")
+        check_weight_dtype(weight_dtype, self.device, ops.native_linear is not None)
+        read = _WeightReader(weights, weight_dtype, ops)
         self.compute_dtype = read.compute_dtype
         self._attention = ops.attention
         self._fused = ops.fused

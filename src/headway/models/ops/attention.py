@@ -45,6 +45,22 @@ class BatchMeta:
     context_lens: Tensor
     block_tables: Tensor
 
+    def __post_init__(self) -> None:
+        int32 = (self.qo_indptr, self.context_lens, self.block_tables)
+        if any(t.dtype != torch.int64 for t in (self.positions, self.slot_mapping)):
+            raise TypeError("positions and slot_mapping must be int64")
+        if any(t.dtype != torch.int32 for t in int32):
+            raise TypeError("qo_indptr, context_lens and block_tables must be int32")
+        if any(t.stride(-1) != 1 for t in (self.positions, self.slot_mapping, *int32)):
+            raise TypeError("the tensors of a batch must be contiguous along their last axis")
+
+    @cached_property
+    def addresses(self) -> tuple[int, int, int, int]:
+        """Where slot mapping, row bounds, context lengths and block tables lie; for native kernels."""
+        tensors = (self.slot_mapping, self.qo_indptr, self.context_lens, self.block_tables)
+        slots, bounds, lengths, tables = (tensor.data_ptr() for tensor in tensors)
+        return slots, bounds, lengths, tables
+
     @cached_property
     def rows(self) -> list[tuple[int, int, int]]:
         """``(first token, token after the last, context length)`` of each row, on the host; read once per step."""

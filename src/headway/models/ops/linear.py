@@ -1,8 +1,8 @@
 """The linear seam: one weight, stored as the device computes it best.
 
-On the CPU a "float16" weight halves the memory traffic of a decode step while all arithmetic stays in float32
-(fbgemm's packed kernel, an operator of torch's ``quantized`` namespace that may go one day: it is used here only).
-A weight beyond the range of float16 is kept in float32, and :attr:`Linear.kind` says so.
+On the CPU a "float16" weight halves the memory traffic of a decode step while all arithmetic stays in float32: by the
+native kernels, or without them by fbgemm's (an operator of torch's ``quantized`` namespace that may go one day: it is
+used here only). A weight beyond the range of float16 is kept in float32, and :attr:`Linear.fell_back` says so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from headway.config import ConfigError
 
 WEIGHT_DTYPES = ("float32", "float16", "bfloat16")
 FLOAT16_MAX = torch.finfo(torch.float16).max
+
+# (weight in its final dtype, bias) -> the product; see headway.models.native.library.native_linear.
+NativeLinear = Callable[[Tensor, Tensor | None], Callable[[Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -44,29 +47,36 @@ class Linear:
         return self.apply(x)
 
 
-def make_linear(weight: Tensor, bias: Tensor | None, weight_dtype: str, device: torch.device) -> Linear:
-    """Store ``weight [out, in]`` (any float dtype) for ``device``.
+def make_linear(
+    weight: Tensor, bias: Tensor | None, weight_dtype: str, device: torch.device, native: NativeLinear | None = None
+) -> Linear:
+    """Store ``weight [out, in]`` (any float dtype) for ``device``; with ``native`` kernels if they are given.
 
     Raises:
-        ConfigError: ``weight_dtype`` is unknown, or bfloat16 on the CPU, where it would be computed by scalar code.
+        ConfigError: see :func:`check_weight_dtype`.
     """
-    check_weight_dtype(weight_dtype, device)
+    check_weight_dtype(weight_dtype, device, native is not None)
     fits = weight_dtype != "float16" or fits_float16(weight)
-    dtype = getattr(torch, weight_dtype) if fits else torch.float32
-    if device.type == "cpu" and dtype == torch.float16:
-        apply, kind = _packed_float16(weight, bias)
+    name = weight_dtype if fits else "float32"
+    dtype = getattr(torch, name)
+    if native is not None:
+        apply, kind = native(weight.to(dtype), bias), f"native, {name} weights, float32 arithmetic"
+    elif device.type == "cpu" and name == "float16":
+        apply, kind = _packed_float16(weight, bias), "fbgemm, float16 weights, float32 arithmetic"
     else:
-        apply, kind = _plain(weight.to(device, dtype), None if bias is None else bias.to(device, dtype))
-    num_bytes = weight.numel() * dtype.itemsize
-    return Linear(weight.shape[1], weight.shape[0], kind, num_bytes, not fits, apply)
+        apply, kind = (
+            _plain(weight.to(device, dtype), None if bias is None else bias.to(device, dtype)),
+            f"torch, {name}",
+        )
+    return Linear(weight.shape[1], weight.shape[0], kind, weight.numel() * dtype.itemsize, not fits, apply)
 
 
-def check_weight_dtype(weight_dtype: str, device: torch.device) -> None:
+def check_weight_dtype(weight_dtype: str, device: torch.device, has_native: bool) -> None:
     """Raise :class:`ConfigError` if weights of this dtype cannot be used on ``device``."""
     if weight_dtype not in WEIGHT_DTYPES:
         raise ConfigError("weight_dtype", weight_dtype, f"must be one of {', '.join(WEIGHT_DTYPES)}")
-    if weight_dtype == "bfloat16" and device.type == "cpu":
-        raise ConfigError("weight_dtype", weight_dtype, "must be float32 or float16 on the CPU")
+    if weight_dtype == "bfloat16" and device.type == "cpu" and not has_native:
+        raise ConfigError("weight_dtype", weight_dtype, "needs the native kernels on the CPU, take float32 or float16")
 
 
 def fits_float16(weight: Tensor) -> bool:
@@ -75,16 +85,16 @@ def fits_float16(weight: Tensor) -> bool:
     return float(low) >= -FLOAT16_MAX and float(high) <= FLOAT16_MAX
 
 
-def _plain(weight: Tensor, bias: Tensor | None) -> tuple[Callable[[Tensor], Tensor], str]:
+def _plain(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     def apply(x: Tensor) -> Tensor:
         if x.dtype != weight.dtype:  # a weight kept in float32 among half-precision ones
             return functional.linear(x.to(weight.dtype), weight, bias).to(x.dtype)
         return functional.linear(x, weight, bias)
 
-    return apply, f"torch {str(weight.dtype).removeprefix('torch.')}"
+    return apply
 
 
-def _packed_float16(weight: Tensor, bias: Tensor | None) -> tuple[Callable[[Tensor], Tensor], str]:
+def _packed_float16(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the operators announce their deprecation
         packed = torch.ops.quantized.linear_prepack_fp16(weight.float(), None if bias is None else bias.float())
@@ -93,4 +103,4 @@ def _packed_float16(weight: Tensor, bias: Tensor | None) -> tuple[Callable[[Tens
         y: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, packed)
         return y
 
-    return apply, "fbgemm float16 weights, float32 arithmetic"
+    return apply

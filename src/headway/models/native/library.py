@@ -1,0 +1,133 @@
+"""The built kernels as Python functions over addresses, and the two seams and the linear layer on top of them.
+
+Only float32 tensors on the CPU come here; shapes are the caller's care, as the seams' docstrings state them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from headway.models.native.build import NativeBuildError, library_path
+from headway.models.ops.attention import BatchMeta
+from headway.models.ops.fused import HeadLayout
+
+_P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
+    "headway_set_num_threads": (None, (_I,)),
+    "headway_get_num_threads": (_I, ()),
+    "headway_panel_width": (_I, ()),
+    "headway_linear": (None, (_P, _N, _P, _I, _N, _N, _P, _P)),
+    "headway_rms_norm": (None, (_P, _P, _P, _F, _N, _N, _P)),
+    "headway_rotate": (None, (_P, _N, _P, _P, _P, _P, _F, _N, _I, _I, _I)),
+    "headway_silu_mul": (None, (_P, _N, _N, _P)),
+    "headway_write_kv_and_attend": (
+        None, (_P, _P, _P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N, _N, _N, _I, _I, _I, _I, _F),
+    ),
+}  # fmt: skip
+_WEIGHT_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+
+
+@cache
+def native_library() -> ctypes.CDLL:
+    """The library, built if need be and loaded once per process.
+
+    Its threads are its own, as many as torch's at this moment. Torch gets a single one from here on: its threads
+    keep spinning for milliseconds after each operation, on the cores that the kernels need.
+
+    Raises:
+        NativeBuildError: it cannot be built or loaded; the next call tries again.
+    """
+    path = library_path()
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeBuildError(f"the built library does not load: {error}") from error
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    library.headway_set_num_threads(torch.get_num_threads())
+    torch.set_num_threads(1)
+    return library
+
+
+class NativeAttention:
+    """:class:`~headway.models.ops.attention.Attention` by the native kernels."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._attend = library.headway_write_kv_and_attend
+
+    def write_kv_and_attend(
+        self, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: BatchMeta, scale: float
+    ) -> Tensor:
+        """See :meth:`~headway.models.ops.attention.Attention.write_kv_and_attend`."""
+        num_tokens, num_heads, head_dim = q.shape
+        out = torch.empty((num_tokens, num_heads * head_dim))
+        self._attend(
+            q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+            kv_cache.data_ptr(), *meta.addresses, out.data_ptr(),
+            num_tokens, len(meta.context_lens), meta.block_tables.stride(0),
+            num_heads, k.shape[1], kv_cache.shape[3], head_dim, scale,
+        )  # fmt: skip
+        return out
+
+
+class NativeFused:
+    """:class:`~headway.models.ops.fused.Fused` by the native kernels."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self._rms_norm = library.headway_rms_norm
+        self._rotate = library.headway_rotate
+        self._silu_mul = library.headway_silu_mul
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See :meth:`~headway.models.ops.fused.Fused.rms_norm`."""
+        out = torch.empty_like(x)
+        self._rms_norm(x.data_ptr(), None, weight.data_ptr(), eps, *x.shape, out.data_ptr())
+        return out
+
+    def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See :meth:`~headway.models.ops.fused.Fused.add_rms_norm`."""
+        out = torch.empty_like(x)
+        self._rms_norm(x.data_ptr(), residual.data_ptr(), weight.data_ptr(), eps, *x.shape, out.data_ptr())
+        return out
+
+    def rotate(self, qkv: Tensor, layout: HeadLayout, positions: Tensor, table: Tensor) -> None:
+        """See :meth:`~headway.models.ops.fused.Fused.rotate`."""
+        self._rotate(
+            qkv.data_ptr(), qkv.shape[1], positions.data_ptr(), table.data_ptr(),
+            None if layout.q_norm is None else layout.q_norm.data_ptr(),
+            None if layout.k_norm is None else layout.k_norm.data_ptr(),
+            layout.eps, qkv.shape[0], layout.num_heads, layout.num_kv_heads, layout.head_dim,
+        )  # fmt: skip
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """See :meth:`~headway.models.ops.fused.Fused.silu_mul`."""
+        num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+        out = torch.empty((num_tokens, width))
+        self._silu_mul(gate_up.data_ptr(), num_tokens, width, out.data_ptr())
+        return out
+
+
+def native_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """``x -> x @ weight.T + bias`` for a float32, float16 or bfloat16 ``weight [out, in]``, computed in float32."""
+    out_features, in_features = weight.shape
+    panel = library.headway_panel_width()
+    packed = weight.new_zeros((-(-out_features // panel) * panel, in_features))
+    packed[:out_features] = weight
+    packed = packed.view(-1, panel, in_features).transpose(1, 2).contiguous()
+    bias = None if bias is None else bias.float().contiguous()
+    weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
+    kind, multiply = _WEIGHT_KINDS[weight.dtype], library.headway_linear
+
+    def apply(x: Tensor, _kept: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
+        rows = x.shape[0]
+        y = torch.empty((rows, out_features))
+        multiply(x.data_ptr(), rows, weight_at, kind, in_features, out_features, bias_at, y.data_ptr())
+        return y
+
+    return apply

@@ -1,0 +1,110 @@
+// Vectors of floats as wide as the machine the library is built for, with what the kernels need of them.
+// Only GCC's vector extensions, so the same source serves AVX-512, AVX2 and others; half precision needs intrinsics.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace headway {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(sizeof(float) * kLanes)));
+typedef int32_t IntVec __attribute__((vector_size(sizeof(float) * kLanes)));
+
+struct Half { uint16_t bits; };      // IEEE binary16
+struct BFloat16 { uint16_t bits; };  // the upper half of a float
+
+inline Vec splat(float x) { return x - Vec{}; }
+
+inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+
+inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+
+inline float widen(Half h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h.bits);
+#else
+  const uint32_t sign = uint32_t(h.bits & 0x8000) << 16, rest = h.bits & 0x7fff;
+  float magnitude;
+  const uint32_t shifted = rest << 13;
+  std::memcpy(&magnitude, &shifted, sizeof magnitude);
+  magnitude *= 0x1p112f;  // moves the exponent's bias from 15 to 127, subnormals included
+  uint32_t bits;
+  std::memcpy(&bits, &magnitude, sizeof bits);
+  if (rest >= 0x7c00) bits |= 0x7f800000;
+  bits |= sign;
+  std::memcpy(&magnitude, &bits, sizeof bits);
+  return magnitude;
+#endif
+}
+
+inline float widen(BFloat16 b) {
+  const uint32_t bits = uint32_t(b.bits) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+inline Vec load(const Half* p) {
+#if defined(__AVX512F__)
+  return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__AVX2__) && defined(__F16C__)
+  return Vec(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+#else
+  Vec v;
+  for (int i = 0; i < kLanes; ++i) v[i] = widen(p[i]);
+  return v;
+#endif
+}
+
+inline Vec load(const BFloat16* p) {
+  typedef uint16_t Narrow __attribute__((vector_size(sizeof(uint16_t) * kLanes)));
+  Narrow narrow;
+  std::memcpy(&narrow, p, sizeof narrow);
+  return Vec(__builtin_convertvector(narrow, IntVec) << 16);
+}
+
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+
+inline float sum(Vec v) {
+  float total = 0.0f;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+
+// exp(x) for x <= 88, within 2 units in the last place; 0 below -87, where the result would be subnormal.
+// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series, 2^n by the exponent's bits.
+inline Vec exponential(Vec x) {
+  const Vec floor = splat(-87.0f);
+  const Vec shifter = splat(0x1.8p23f);  // adding it leaves the nearest whole number in the low bits
+  const Vec bounded = maximum(x, floor);
+  const Vec shifted = bounded * 1.44269504f + shifter;
+  const Vec n = shifted - shifter;
+  const Vec r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;
+  Vec series = splat(1.0f / 720);
+  series = series * r + 1.0f / 120;
+  series = series * r + 1.0f / 24;
+  series = series * r + 1.0f / 6;
+  series = series * r + 0.5f;
+  series = series * r + 1.0f;
+  series = series * r + 1.0f;
+  const IntVec power = (IntVec(shifted) - IntVec(shifter) + 127) << 23;
+  return x < floor ? Vec{} : series * Vec(power);
+}
+
+}  // namespace headway
