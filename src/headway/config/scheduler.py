@@ -23,7 +23,18 @@ class SchedulerConfig(Checked):
     enable_chunked_prefill: bool = option(
         True, help="Cut long prompts into chunks that share steps with decodes; off means whole or not at all."
     )
-    scheduling_policy: str = option("fcfs", help="Order in which requests are served.", choices=("fcfs", "priority"))
+    scheduling_policy: str = option(
+        "fcfs",
+        help="Order in which requests are served: fcfs, priority, shortest, longest_prefix, deadline, fair, or one"
+        " that was registered.",
+    )
+    ageing_s: float | None = option(
+        None,
+        help="Seconds of waiting after which shortest and longest_prefix let nobody overtake any more, and which make"
+        " a request one step more urgent under priority. None takes the policy's default; 0 turns ageing off.",
+        unit="seconds",
+        minimum=0.0,
+    )
     watermark: float = option(
         0.0,
         help="Share of the KV blocks that admissions leave free while something runs.",
@@ -32,6 +43,30 @@ class SchedulerConfig(Checked):
     )
     prefill_schedule_interval: int = option(
         1, help="At most one step in this many carries prompt chunks while requests decode.", unit="steps", minimum=1
+    )
+    reservation: str = option(
+        "prompt",
+        help="Blocks that must be free before a request starts: those of its first chunk (nothing), of its prompt, of"
+        " prompt and max_tokens after everybody else's (all), or the peak predicted from recent output lengths.",
+        choices=("nothing", "prompt", "all", "predicted"),
+    )
+    max_overtakes: int = option(
+        0,
+        help="How often later requests may start before the head of the queue while it waits for blocks.",
+        unit="requests",
+        minimum=0,
+    )
+    preemption_mode: str = option(
+        "auto",
+        help="How a preempted request keeps its progress: recompute it, swap its KV to host memory, or whichever is"
+        " predicted to be cheaper (auto; without host blocks that is recompute).",
+        choices=("auto", "recompute", "swap"),
+    )
+    victim: str = option(
+        "newest",
+        help="Who gives way among requests of the least urgent class: the last in policy order, or the one whose"
+        " preemption is predicted to cost least.",
+        choices=("newest", "cheapest"),
     )
     long_prefill_token_threshold: int = option(
         0,
@@ -88,6 +123,9 @@ class CacheConfig(Checked):
         1024, help="KV blocks that requests can use (the null block comes on top).", unit="blocks", minimum=1
     )
     enable_prefix_caching: bool = option(True, help="Reuse the KV of equal prompt prefixes.")
+    num_host_blocks: int = option(
+        0, help="KV blocks in host memory for swapped requests; 0 turns swapping off.", unit="blocks", minimum=0
+    )
     num_groups: int = option(
         1, help="Cache groups, each with its own block table per request.", unit="groups", minimum=1, flag=False
     )

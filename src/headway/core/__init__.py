@@ -2,6 +2,7 @@
 
 from headway.core.events import Admitted, Event, Finished, Preempted, Queued, StepOutput
 from headway.core.plan import AdmittedRow, NewBlocks, StepPlan, StepResult
+from headway.core.policies import Policy, register_policy
 from headway.core.reasons import ReasonCode, WaitReason
 from headway.core.request import FinishReason, IllegalTransition, Request, RequestRefused, Status
 from headway.core.scheduler import Scheduler
@@ -14,6 +15,7 @@ __all__ = [
     "Finished",
     "IllegalTransition",
     "NewBlocks",
+    "Policy",
     "Preempted",
     "Queued",
     "ReasonCode",
@@ -25,4 +27,5 @@ __all__ = [
     "StepPlan",
     "StepResult",
     "WaitReason",
+    "register_policy",
 ]

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from headway.core.blocks import ReleaseCount
+from headway.core.candidate import Candidate, look_up
 from headway.core.events import Admitted
-from headway.core.plan import AdmittedRow, Bool, Int32
+from headway.core.plan import AdmittedRow, Bool
+from headway.core.preemption import preempt
 from headway.core.reasons import ReasonCode, WaitReason
 from headway.core.request import FinishReason, Request, Status
+from headway.core.reservation import blocks_to_start, reserved_by
 from headway.core.state import SchedulerState
 from headway.core.tokens import REASON_NUMBER, Grants
+
+Memo = dict[int, tuple[tuple[int, int, int], int]]
+"""handle -> ((pool version, evictions, watch version), need)."""
 
 
 class _Verdict(enum.Enum):
@@ -36,40 +42,20 @@ class Admission:
     resumed: bool
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A waiting request with what it would need.
-
-    Attributes:
-        hit_blocks: per group, the cached blocks it would start from.
-        num_computed, want: tokens.
-        long: whether the long-prefill cap applies to it.
-        gate: blocks per group that must be there before it starts.
-    """
-
-    request: Request
-    hit_blocks: tuple[Int32, ...]
-    num_computed: int
-    want: int
-    long: bool
-    gate: int
-
-    @property
-    def num_hit(self) -> int:
-        return len(self.hit_blocks[0])
-
-
 @dataclass
 class Scan:
     """One pass over the waiting queue.
 
-    ``memo`` remembers, from step to step, the head that did not fit and the versions of everything its look-up
-    depended on: it is not looked up again until one of them changed.
+    ``memo`` remembers, from step to step, the requests that did not fit: handle -> versions of everything their
+    look-up depended on, and the blocks they needed. They are not looked up again until one of the versions changed.
     """
 
     state: SchedulerState
     grants: Grants
-    memo: tuple[object, ...] | None
+    last_memo: Memo
+    memo: Memo = field(default_factory=dict)
+    overtaken: list[Request] = field(default_factory=list)
+    """Requests that wait for blocks while later ones are looked at."""
     admitted: list[Admission] = field(default_factory=list)
 
     def run(self) -> None:
@@ -79,13 +65,18 @@ class Scan:
         state.rest_reason = ReasonCode.QUEUE_POSITION
         if not len(waiting):
             return
-        if grants.held or grants.short:
-            state.rest_reason = ReasonCode.PREFILL_CADENCE if grants.held else ReasonCode.KV_SHORT
+        if state.policy.dynamic:
+            waiting.rerank(lambda request: (request.order_key[0], state.policy.rank(request, state), request.handle))
+        if grants.short:
+            state.rest_reason = ReasonCode.KV_SHORT
             return
         place = num_passed = 0
         while place < len(waiting) and num_passed < state.config.max_num_seqs:
             # Rows are displaced from the tail on, so the last one is the first in policy order: none behind it enters.
             if state.preempted and waiting[place].order_key > state.preempted[-1].order_key:
+                break
+            if grants.held and not self._carries_no_prefill(waiting[place]):
+                state.rest_reason = ReasonCode.PREFILL_CADENCE
                 break
             verdict = self._consider(waiting[place])
             if verdict is _Verdict.STOP:
@@ -93,8 +84,15 @@ class Scan:
             if verdict is _Verdict.PASSED:
                 place += 1
                 num_passed += 1
-            else:
-                waiting.pop(place)
+                continue
+            waiting.pop(place)
+            if verdict is _Verdict.ADMITTED and not self._count_overtaken():
+                break
+
+    @staticmethod
+    def _carries_no_prefill(request: Request) -> bool:
+        """Whether it only goes on decoding: its KV is on the host, one token is to be computed."""
+        return request.status is Status.SWAPPED and request.num_tokens - request.num_swapped_tokens == 1
 
     # --- looking at one request ------------------------------------------------------------------------
 
@@ -102,13 +100,17 @@ class Scan:
         state = self.state
         may_displace = len(state.rows) > 0 and state.rows.keys[-1][0] > request.order_key[0]
         # An eviction frees nothing, but the hit it shortens may be in the making: then the request is passed over.
-        versions = (request.handle, state.kv.pool.version, state.kv.pool.stats.evicted, state.watch.version)
-        if self.memo is not None and self.memo[0] == versions and not may_displace:
-            need = self.memo[1]
-            assert isinstance(need, int)
-            has_slot = state.columns.num_free_slots > 0
-            return self._stop(request, ReasonCode.KV_SHORT if has_slot else ReasonCode.SLOTS_FULL, need)
-        candidate = self._candidate(request)
+        versions = (state.kv.pool.version, state.kv.pool.stats.evicted, state.watch.version)
+        known = self.last_memo.get(request.handle)
+        if known is not None and known[0] == versions and not may_displace:
+            self.memo[request.handle] = known
+            if state.columns.num_free_slots == 0:
+                return self._stop(request, WaitReason(ReasonCode.SLOTS_FULL, state.step))
+            return self._wait_for_blocks(request, WaitReason(ReasonCode.KV_SHORT, state.step, need=known[1]))
+        hold = state.policy.holds(request, state)
+        if hold:
+            return self._pass(request, ReasonCode.POLICY_HOLD, hold)
+        candidate = look_up(state, request, self.grants.capped)
         owner = self._computes_next_block(candidate)
         if owner is not None:
             return self._pass(request, ReasonCode.PREFIX_IN_FLIGHT, owner.request_id)
@@ -118,32 +120,20 @@ class Scan:
             return _Verdict.ENDED
         displaced = self._make_room(candidate, may_displace)
         if isinstance(displaced, WaitReason):
-            if displaced.code is ReasonCode.KV_SHORT and not may_displace:
-                self.memo = (versions, displaced.need)
-            return self._stop(request, displaced.code, displaced.need)
+            if displaced.code is not ReasonCode.KV_SHORT:
+                return self._stop(request, displaced)
+            if not may_displace and state.config.reservation in ("nothing", "prompt"):
+                self.memo[request.handle] = (versions, displaced.need)
+            return self._wait_for_blocks(request, displaced)
         return self._grant(candidate, displaced)
 
-    def _candidate(self, request: Request) -> _Candidate:
-        state = self.state
-        known = request.num_tokens
-        limit = (known - 1) // state.cache.block_size if request.takes_hits else 0
-        hit_blocks = state.kv.find_hit(request.block_hashes, limit)
-        computed = len(hit_blocks[0]) * state.cache.block_size
-        want = known - computed
-        long = self.grants.capped and want > state.config.long_prefill_token_threshold
-        gate = state.blocks_for(known)
-        if request.num_preemptions:
-            # One more, so that it grows at least once; but what fits alone runs to where it would have got alone.
-            gate = max(gate, min(state.blocks_for(known + 1), state.kv.pool.num_blocks // state.cache.num_groups))
-        return _Candidate(request, hit_blocks, computed, want, long, gate)
-
-    def _computes_next_block(self, candidate: _Candidate) -> Request | None:
+    def _computes_next_block(self, candidate: Candidate) -> Request | None:
         """The row before this request in policy order that is about to publish its next block, if any."""
         state, request = self.state, candidate.request
         limit = (request.num_tokens - 1) // state.cache.block_size
-        if not len(state.watch) or not request.takes_hits or candidate.num_hit >= limit:
+        if not len(state.watch) or not request.takes_hits or candidate.num_start >= limit:
             return None
-        for slot in state.watch.slots(request.block_hashes[candidate.num_hit]):
+        for slot in state.watch.slots(request.block_hashes[candidate.num_start]):
             owner = state.columns.request(slot)
             if owner.order_key < request.order_key:
                 return owner
@@ -153,33 +143,48 @@ class Scan:
         self.state.passed[request.handle] = WaitReason(code, self.state.step, by=by)
         return _Verdict.PASSED
 
-    def _stop(self, request: Request, code: ReasonCode, need: int = 0) -> _Verdict:
-        free = self.state.kv.pool.num_free if code is ReasonCode.KV_SHORT else 0
-        self.state.passed[request.handle] = WaitReason(code, self.state.step, need=need, free=free)
+    def _stop(self, request: Request, reason: WaitReason) -> _Verdict:
+        self.state.passed[request.handle] = reason
         return _Verdict.STOP
+
+    def _wait_for_blocks(self, request: Request, reason: WaitReason) -> _Verdict:
+        """It does not fit: the scan ends, unless later requests may overtake it."""
+        self.state.passed[request.handle] = replace(reason, free=self.state.kv.pool.num_free)
+        if request.num_overtaken >= self.state.config.max_overtakes:
+            return _Verdict.STOP
+        self.overtaken.append(request)
+        return _Verdict.PASSED
+
+    def _count_overtaken(self) -> bool:
+        """Count one start before those that wait for blocks; whether they may be overtaken once more."""
+        for request in self.overtaken:
+            request.num_overtaken += 1
+        return all(request.num_overtaken < self.state.config.max_overtakes for request in self.overtaken)
 
     # --- slots and blocks ------------------------------------------------------------------------------
 
-    def _make_room(self, candidate: _Candidate, may_displace: bool) -> list[int] | WaitReason:
+    def _make_room(self, candidate: Candidate, may_displace: bool) -> list[int] | WaitReason:
         """Rows to displace (none if there is room), tail first, or why it does not fit."""
         state = self.state
-        pool, groups = state.kv.pool, state.cache.num_groups
-        beyond_hit = groups * (candidate.gate - candidate.num_hit)
-        need = beyond_hit + sum(pool.num_unheld(blocks) for blocks in candidate.hit_blocks)
+        pool = state.kv.pool
+        new_blocks = blocks_to_start(state, candidate)
+        need = new_blocks + sum(pool.num_unheld(blocks) for blocks in candidate.device_blocks)
         need += self._watermark(len(state.rows))
         has_slot = state.columns.num_free_slots > 0
         if has_slot and need <= pool.num_free:
             return []
         if may_displace:
-            displaced = self._displaceable(candidate, beyond_hit)
+            displaced = self._displaceable(candidate, new_blocks)
             if displaced:
                 return displaced
-        return WaitReason(ReasonCode.KV_SHORT if has_slot else ReasonCode.SLOTS_FULL, state.step, need=need)
+        if not has_slot:
+            return WaitReason(ReasonCode.SLOTS_FULL, state.step)
+        return WaitReason(ReasonCode.KV_SHORT, state.step, need=need, by=reserved_by(state))
 
     def _watermark(self, num_rows: int) -> int:
         return int(self.state.config.watermark * self.state.kv.pool.num_blocks) if num_rows else 0
 
-    def _displaceable(self, candidate: _Candidate, beyond_hit: int) -> list[int]:
+    def _displaceable(self, candidate: Candidate, new_blocks: int) -> list[int]:
         """The fewest rows from the tail, all less urgent, that make the request fit; empty if none do."""
         state = self.state
         columns, release = state.columns, ReleaseCount(state)
@@ -193,21 +198,21 @@ class Scan:
             avail += release.freed_by(slot)
             release.drop(slot)
             chosen.append(slot)
-            hits = sum(release.num_unheld(blocks) for blocks in candidate.hit_blocks)
-            if beyond_hit + hits + self._watermark(len(state.rows) - len(chosen)) <= avail:
+            hits = sum(release.num_unheld(blocks) for blocks in candidate.device_blocks)
+            if new_blocks + hits + self._watermark(len(state.rows) - len(chosen)) <= avail:
                 return chosen
         return []
 
     # --- tokens ----------------------------------------------------------------------------------------
 
-    def _grant(self, candidate: _Candidate, displaced: list[int]) -> _Verdict:
+    def _grant(self, candidate: Candidate, displaced: list[int]) -> _Verdict:
         """Decide the tokens; admit the request if it gets any."""
         grants, config = self.grants, self.state.config
         taken = self._row_mask(displaced)
-        lower = self._less_urgent_chunks(candidate.request) & ~taken
+        lower = self._giving_way(candidate.request) & ~taken
         tokens = grants.left + int(grants.grant[taken | lower].sum())
         if not config.enable_chunked_prefill and candidate.want > tokens:
-            return self._stop(candidate.request, ReasonCode.BUDGET_SPENT)
+            return self._stop(candidate.request, WaitReason(ReasonCode.BUDGET_SPENT, self.state.step))
         grant = min(candidate.want, tokens)
         if candidate.long:
             long = grants.long if grants.long is not None else np.zeros_like(taken)
@@ -216,7 +221,8 @@ class Scan:
         if grant == 0 and tokens > 0:
             return self._pass(candidate.request, ReasonCode.LONG_PREFILL_CAP)
         if grant == 0:
-            return self._stop(candidate.request, ReasonCode.BUDGET_SPENT)
+            return self._stop(candidate.request, WaitReason(ReasonCode.BUDGET_SPENT, self.state.step))
+        self._hold_start(candidate)
         self._displace(candidate.request, displaced, taken)
         self._reclaim(candidate, grant, lower)
         self._admit(candidate, grant)
@@ -225,11 +231,14 @@ class Scan:
     def _row_mask(self, slots: list[int]) -> Bool:
         return np.isin(self.grants.slots, slots) if slots else np.zeros(len(self.grants.slots), np.bool_)
 
-    def _less_urgent_chunks(self, request: Request) -> Bool:
+    def _giving_way(self, request: Request) -> Bool:
+        """Rows whose chunks yield tokens: those of less urgent classes; to a swapped request, equal ones too."""
         grants = self.grants
         if grants.chunk is None:
             return np.zeros(len(grants.slots), np.bool_)
-        return grants.chunk & (self.state.columns.urgency[grants.slots] > request.order_key[0])
+        least = request.order_key[0] + (request.status is not Status.SWAPPED)
+        yielding: Bool = grants.chunk & (self.state.columns.urgency[grants.slots] >= least)
+        return yielding
 
     def _displace(self, request: Request, displaced: list[int], taken: Bool) -> None:
         if not displaced:
@@ -240,9 +249,9 @@ class Scan:
             grants.long_left += int(grants.grant[taken & grants.long].sum())
         grants.grant[taken] = 0
         grants.displaced += displaced
-        self.state.preempt(displaced, by=request.request_id, cause="displaced")
+        preempt(self.state, displaced, by=request.request_id, cause="displaced")
 
-    def _reclaim(self, candidate: _Candidate, grant: int, lower: Bool) -> None:
+    def _reclaim(self, candidate: Candidate, grant: int, lower: Bool) -> None:
         """Take tokens back from chunks of less urgent rows, tail first, until the grant is covered."""
         grants = self.grants
         if candidate.long and grant > grants.long_left and grants.long is not None:
@@ -274,35 +283,80 @@ class Scan:
 
     # --- entering --------------------------------------------------------------------------------------
 
-    def _admit(self, candidate: _Candidate, grant: int) -> None:
+    def _hold_start(self, candidate: Candidate) -> None:
+        """Reference what it starts from, so that nothing done for it takes that away."""
         state, request = self.state, candidate.request
-        columns = state.columns
-        resumed = request.num_preemptions > 0
+        for blocks in candidate.device_blocks:
+            state.kv.pool.adopt(blocks)
+        if request.status is Status.SWAPPED:
+            state.host_releases.append(request.host_tables)
+            request.host_tables = ()
+        elif candidate.num_restored and state.kv.host is not None:
+            for blocks in candidate.host_blocks:
+                state.kv.host.pool.adopt(blocks)
+            state.host_releases.append(candidate.host_blocks)
+
+    def _admit(self, candidate: Candidate, grant: int) -> None:
+        state, request = self.state, candidate.request
+        columns, resumed = state.columns, request.num_preemptions > 0
         state.passed.pop(request.handle, None)
         slot = columns.enter(request, state.config.max_model_len)
-        num_hit, computed = candidate.num_hit, candidate.num_computed
-        for group, blocks in enumerate(candidate.hit_blocks):
-            state.kv.pool.adopt(blocks)
-            columns.tables[group][slot, :num_hit] = blocks
-        columns.held[slot] = columns.published[slot] = num_hit
-        until = candidate.gate if resumed else state.blocks_for(computed + grant)
-        if until > num_hit:
-            state.append_blocks(np.array([slot], np.int32), np.array([until - num_hit], np.int32))
-        columns.computed[slot] = computed
+        self._fill_table(
+            candidate, slot, candidate.gate if resumed else state.blocks_for(candidate.num_computed + grant)
+        )
+        columns.published[slot] = candidate.num_published
+        columns.computed[slot] = candidate.num_computed
         state.slot_of[request.handle] = slot
         state.rows.add(request.order_key, slot)
+        self._count_start(candidate, resumed)
+        state.policy.admitted(request, candidate.num_computed, resumed)
         request.move(Status.RUNNING)
-        if state.cache.enable_prefix_caching and request.takes_hits:
-            state.kv.count_hit(request.num_tokens, computed, first=not resumed)
-            if num_hit < request.num_tokens // state.cache.block_size:
-                state.watch.set(slot, request.block_hashes[num_hit])
-        if not resumed:
-            request.num_cached_tokens = computed
+        publishes = state.cache.enable_prefix_caching and request.takes_hits
+        if publishes and candidate.num_published < request.num_tokens // state.cache.block_size:
+            state.watch.set(slot, request.block_hashes[candidate.num_published])
         if candidate.want > 1:
             self.grants.carries_prefill = True
-        self.admitted.append(Admission(slot, grant, computed, grant == candidate.want, resumed))
+        self.admitted.append(Admission(slot, grant, candidate.num_computed, grant == candidate.want, resumed))
+
+    def _fill_table(self, candidate: Candidate, slot: int, num_blocks: int) -> None:
+        """The row's block tables: adopted blocks in their places, new ones everywhere else, copies noted."""
+        state = self.state
+        blocks = np.zeros((num_blocks, state.cache.num_groups), np.int32)
+        sources = np.zeros_like(blocks)
+        blocks[: candidate.num_start] = np.stack(candidate.device_blocks, axis=1)
+        sources[: candidate.num_start] = np.stack(candidate.host_blocks, axis=1)
+        blocks[blocks == 0] = state.kv.pool.take(int(np.count_nonzero(blocks == 0)))
+        for group, table in enumerate(state.columns.tables):
+            table[slot, :num_blocks] = blocks[:, group]
+        state.columns.held[slot] = num_blocks
+        if candidate.num_restored:
+            copied = sources != 0
+            state.swap_in.append(np.stack([sources[copied], blocks[copied]], axis=1))
+
+    def _count_start(self, candidate: Candidate, resumed: bool) -> None:
+        """Statistics and the event of an admission that really happens."""
+        state, request = self.state, candidate.request
+        num_cached = candidate.num_computed - candidate.num_restored
+        if state.cache.enable_prefix_caching and request.takes_hits and request.status is not Status.SWAPPED:
+            state.kv.count_hit(request.num_tokens, num_cached, candidate.num_restored, first=not resumed)
+        num_recomputed = 0
+        if not resumed:
+            request.num_cached_tokens = candidate.num_computed
+        elif request.status is Status.PREEMPTED:
+            num_recomputed = max(0, request.num_lost_tokens - candidate.num_computed)
+            state.cost.observe_resume(request.num_published_at_preemption, num_cached)
         state.events.append(
-            Admitted(request.handle, request.request_id, state.step, state.now, slot, computed, resumed)
+            Admitted(
+                request.handle,
+                request.request_id,
+                state.step,
+                state.now,
+                state.slot_of[request.handle],
+                num_cached,
+                resumed,
+                num_restored_tokens=candidate.num_restored,
+                num_recomputed_tokens=num_recomputed,
+            )
         )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.core.plan import Int32
+from headway.core.preemption import preempt, victim_cost
 from headway.core.reasons import ReasonCode
 from headway.core.request import FinishReason
 from headway.core.state import SchedulerState
@@ -74,7 +75,7 @@ class _Shortage:
         self.total = int(self.need.sum())
         self.release = ReleaseCount(state)
         self.victims: list[int] = []
-        for row in range(len(grants.slots) - 1, -1, -1):
+        for row in self._walk():
             if self.total <= self.avail or self._trim(row):
                 break
             if row > 0 and self._is_victim(row):
@@ -82,6 +83,21 @@ class _Shortage:
             elif self.need[row] > 0:
                 self._drop_grant(row, ReasonCode.KV_SHORT)
         self._settle()
+
+    def _walk(self) -> list[int]:
+        """Rows in the order in which they give way; the first row in policy order always comes last."""
+        rows = list(range(len(self.grants.slots) - 1, -1, -1))
+        state, slots = self.state, self.grants.slots.tolist()
+        if state.config.victim == "newest" and not state.policy.ranks_victims:
+            return rows
+
+        def gives_way(row: int) -> tuple[int, float, int]:
+            slot = slots[row]
+            cost = victim_cost(state, slot)
+            rank = state.policy.victim_rank(state.columns.request(slot), cost) if state.policy.ranks_victims else cost
+            return (-int(state.columns.urgency[slot]), rank, -row)
+
+        return [*sorted(rows[:-1], key=gives_way), 0]
 
     def _trim(self, row: int) -> bool:
         """Cut a chunk down to what the free blocks hold, if the others fit without it."""
@@ -134,7 +150,7 @@ class _Shortage:
         if self.victims:
             growing = np.flatnonzero(self.need > 0)
             by = state.columns.request(int(grants.slots[growing[0]] if len(growing) else first)).request_id
-            state.preempt([int(grants.slots[row]) for row in self.victims], by=by, cause="blocks")
+            preempt(state, [int(grants.slots[row]) for row in self.victims], by=by, cause="blocks")
         dropped = state.columns.reason[first] == REASON_NUMBER[ReasonCode.KV_SHORT]
         alone = len(state.rows) == 1 and state.columns.num_draining == 0 and state.columns.frames[first] == 0
         if dropped and alone:

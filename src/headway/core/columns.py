@@ -50,6 +50,10 @@ class Columns:
         self.handle: Int64 = np.zeros(slots, np.int64)
         self.protected: Bool = np.zeros(slots, np.bool_)
         """Resumed and without a delivered token since."""
+        self.tenant: Int32 = np.zeros(slots, np.int32)
+        """Index into ``tenants``."""
+        self.tenants: list[str] = []
+        self._tenant_index: dict[str, int] = {}
         self.shares: Bool = np.zeros(slots, np.bool_)
         """Whether its full blocks are offered to the prefix index."""
         self.draining: Bool = np.zeros(slots, np.bool_)
@@ -89,6 +93,7 @@ class Columns:
         self.inflight[slot] = self.placeholders[slot] = self.frames[slot] = 0
         self.protected[slot] = request.num_preemptions > 0
         self.shares[slot] = request.takes_hits
+        self.tenant[slot] = self._index_of(request.tenant)
         self.draining[slot] = False
         self.reason[slot] = 0
         limit = max_model_len if sampling.max_tokens is None else request.num_prompt_tokens + sampling.max_tokens
@@ -96,6 +101,12 @@ class Columns:
         self.min_len[slot] = request.num_prompt_tokens + sampling.min_tokens
         self._set_stop_ids(slot, request)
         return slot
+
+    def _index_of(self, tenant: str) -> int:
+        index = self._tenant_index.setdefault(tenant, len(self.tenants))
+        if index == len(self.tenants):
+            self.tenants.append(tenant)
+        return index
 
     def _set_stop_ids(self, slot: int, request: Request) -> None:
         ids = request.ending_token_ids

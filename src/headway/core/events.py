@@ -28,6 +28,8 @@ class Admitted:
     Attributes:
         num_cached_tokens: tokens of this admission taken from the prefix cache.
         resumed: whether it had run before.
+        num_restored_tokens: tokens of this admission copied back from the host.
+        num_recomputed_tokens: tokens that had KV before the preemption and are computed a second time.
     """
 
     handle: int
@@ -37,6 +39,8 @@ class Admitted:
     slot: int
     num_cached_tokens: int
     resumed: bool
+    num_restored_tokens: int = 0
+    num_recomputed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,13 @@ class Preempted:
     """A running request lost its slot and its blocks.
 
     Attributes:
-        kind: "recompute".
+        kind: "recompute" or "swap".
         by: the request it made room for; empty if that cannot be told.
         cause: "blocks" (growth of a request before it) or "displaced" (a more urgent request came).
-        num_lost_tokens: computed tokens whose KV was given up (the prefix cache may give some back).
+        num_lost_tokens: computed tokens whose KV was given up (the prefix cache may give some back); 0 for a swap.
+        num_copied_blocks: blocks that a swap copies to the host.
+        predicted_recompute_s, predicted_swap_s: what the two kinds were predicted to cost, in seconds of device time;
+            0 while nothing was measured.
     """
 
     handle: int
@@ -59,6 +66,9 @@ class Preempted:
     by: str
     cause: str
     num_lost_tokens: int
+    num_copied_blocks: int = 0
+    predicted_recompute_s: float = 0.0
+    predicted_swap_s: float = 0.0
 
 
 @dataclass(frozen=True)

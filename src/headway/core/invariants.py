@@ -18,6 +18,8 @@ def check_state(state: SchedulerState) -> None:
         for table in state.columns.block_ids(slot)
     ]
     state.kv.pool.check(tables)
+    if state.kv.host is not None:
+        state.kv.host.pool.check([table for request in state.waiting for table in request.host_tables])
 
 
 def _require(condition: bool, message: str) -> None:
@@ -39,10 +41,12 @@ def _check_slots(state: SchedulerState) -> None:
         request = columns.request(slot)
         _require(request.status is Status.RUNNING, f"{request!r} is in slot {slot}")
         _require(state.slot_of.get(request.handle) == slot, f"slot_of of {request!r} is wrong")
-    waiting = [request.order_key for request in state.waiting]
+    waiting = [request.queue_key for request in state.waiting]
     _require(waiting == sorted(waiting), "waiting queue is not in policy order")
     for request in state.waiting:
-        _require(request.status in (Status.WAITING, Status.PREEMPTED), f"{request!r} is in the waiting queue")
+        _require(
+            request.status in (Status.WAITING, Status.PREEMPTED, Status.SWAPPED), f"{request!r} is in the waiting queue"
+        )
     _require(len(state.live) == len(running) + len(waiting), f"{len(state.live)} live, {len(running)} + {len(waiting)}")
 
 

@@ -31,7 +31,7 @@ class AdmittedRow:
         request_id: the client's name for it.
         tokens: int32[num_tokens], prompt and, for a resumed request, the outputs so far.
         num_prompt_tokens: how many of them are prompt.
-        num_computed_tokens: how many already have KV (prefix hit), so the row starts there.
+        num_computed_tokens: how many already have KV (prefix hit or swapped in), so the row starts there.
         block_ids: per cache group, int32[held]: the block table, including the blocks taken in this step.
         sampling: how to choose its tokens.
         resumed: whether it ran before and was preempted.
@@ -71,8 +71,9 @@ class StepPlan:
     ``starts[i] .. starts[i] + num_scheduled[i] - 1``, and samples one token after the last of them if
     ``samples[i]``. Rows are in policy order, running ones first, then the admitted ones.
 
-    Order for the executor: drop the state of ``released`` slots, enter ``admitted`` rows, append
-    ``new_blocks``, then run the forward pass.
+    Order for the executor: copy ``swap_out``, then ``swap_in``; drop the state of ``released`` slots, enter
+    ``admitted`` rows, append ``new_blocks``; then run the forward pass. Plans are executed in order, so a copy comes
+    after every earlier step that writes its source and before every step that uses its target.
 
     Attributes:
         step: number of the step, from 1.
@@ -80,6 +81,8 @@ class StepPlan:
         samples: bool[n].
         new_blocks: one entry per cache group.
         admitted: rows that entered a slot in this step.
+        swap_out: int32[k, 2], (device block, host block) pairs to copy to the host.
+        swap_in: int32[k, 2], (host block, device block) pairs to copy back.
         released: int32[r], slots whose request left since the last plan (a slot may be admitted again at once).
     """
 
@@ -91,6 +94,8 @@ class StepPlan:
     new_blocks: tuple[NewBlocks, ...]
     admitted: tuple[AdmittedRow, ...]
     released: Int32
+    swap_out: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    swap_in: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
     @property
     def num_rows(self) -> int:
@@ -114,6 +119,8 @@ class StepResult:
         logprobs: executor's own data about the sampled tokens, by row index; the core never looks at it.
         prompt_logprobs: the same for prompt tokens computed in this step, by row index.
         failed: row index -> message, for rows whose computation failed; their requests end with an error.
+        forward_s: seconds the step's computation took, 0 if not measured.
+        copy_s: seconds its swap copies took, 0 if there were none or they were not measured.
     """
 
     step: int
@@ -122,3 +129,5 @@ class StepResult:
     logprobs: dict[int, object] = field(default_factory=dict)
     prompt_logprobs: dict[int, object] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
+    forward_s: float = 0.0
+    copy_s: float = 0.0

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from headway.core.plan import Int32
 from headway.core.policies import OrderKey
-from headway.core.request import Request
+from headway.core.request import Request, Status
 
 
 class WaitingQueue:
-    """Live requests without a slot, in policy order. Keys are unique, so every look-up is one bisection."""
+    """Live requests without a slot, in policy order, swapped ones first within a class.
+
+    Keys are unique, so every look-up is one bisection. A request must not change its state while it is in here.
+    """
 
     def __init__(self) -> None:
-        self._keys: list[OrderKey] = []
+        self._keys: list[tuple[int, bool, float, int]] = []
         self._requests: list[Request] = []
+        self.num_swapped = 0
 
     def add(self, request: Request) -> None:
         """Enter a request at its place."""
-        place = bisect_left(self._keys, request.order_key)
-        self._keys.insert(place, request.order_key)
+        place = bisect_left(self._keys, request.queue_key)
+        self._keys.insert(place, request.queue_key)
         self._requests.insert(place, request)
+        self.num_swapped += request.status is Status.SWAPPED
 
     def remove(self, request: Request) -> None:
         """Take a request out; it must be there."""
@@ -32,12 +37,21 @@ class WaitingQueue:
     def pop(self, place: int) -> Request:
         """Take out the request at ``place``."""
         del self._keys[place]
-        return self._requests.pop(place)
+        request = self._requests.pop(place)
+        self.num_swapped -= request.status is Status.SWAPPED
+        return request
+
+    def rerank(self, order_key: Callable[[Request], OrderKey]) -> None:
+        """Give every request a new key and its new place."""
+        for request in self._requests:
+            request.order_key = order_key(request)
+        self._requests.sort(key=lambda request: request.queue_key)
+        self._keys = [request.queue_key for request in self._requests]
 
     def position(self, request: Request) -> int:
         """How many requests wait before it; raises ``KeyError`` if it does not wait."""
-        place = bisect_left(self._keys, request.order_key)
-        if place == len(self._keys) or self._keys[place] != request.order_key:
+        place = bisect_left(self._keys, request.queue_key)
+        if place == len(self._keys) or self._keys[place] != request.queue_key:
             raise KeyError(request.request_id)
         return place
 

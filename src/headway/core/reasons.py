@@ -16,6 +16,7 @@ class ReasonCode(enum.Enum):
     LONG_PREFILL_CAP = "long_prefill_cap"  # long prompts before it finish their share
     PREFIX_IN_FLIGHT = "prefix_in_flight"  # the row computing its next block publishes it
     PREFILL_CADENCE = "prefill_cadence"  # the interval between prefill steps has passed
+    POLICY_HOLD = "policy_hold"  # the policy lets it go
     IN_FLIGHT = "in_flight"  # the step in flight returns
     PREEMPTED = "preempted"  # from the next step on it waits like others
 

@@ -24,6 +24,7 @@ class Status(enum.Enum):
     WAITING = "waiting"
     RUNNING = "running"
     PREEMPTED = "preempted"
+    SWAPPED = "swapped"
     FINISHED = "finished"
 
 
@@ -39,8 +40,9 @@ class FinishReason(enum.Enum):
 
 TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.RUNNING: frozenset({Status.PREEMPTED, Status.FINISHED}),
+    Status.RUNNING: frozenset({Status.PREEMPTED, Status.SWAPPED, Status.FINISHED}),
     Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.SWAPPED: frozenset({Status.RUNNING, Status.FINISHED}),
     Status.FINISHED: frozenset(),
 }
 
@@ -75,23 +77,35 @@ class Request:
         eos_token_ids: ids that end the output unless ``sampling.ignore_eos``.
         priority: smaller is more urgent; only the priority policy looks at it.
         cache_salt: requests share cached prefixes only within one salt.
+        tenant: who asks, for the fair policy.
+        deadline_s: seconds after arrival by which it should be served, for the deadline policy.
+        slo: a class of deadlines instead (``policies.SLO_CLASSES``).
     """
 
     __slots__ = (
+        "arrival_s",
         "block_hashes",
         "cache_salt",
+        "deadline_s",
         "eos_token_ids",
         "finish_reason",
         "handle",
         "hash_root",
+        "host_tables",
         "num_cached_tokens",
+        "num_lost_tokens",
+        "num_overtaken",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_published_at_preemption",
+        "num_swapped_tokens",
         "order_key",
         "priority",
         "request_id",
         "sampling",
+        "slo",
         "status",
+        "tenant",
         "tokens",
     )
 
@@ -104,6 +118,9 @@ class Request:
         eos_token_ids: Sequence[int] = (),
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        deadline_s: float | None = None,
+        slo: str = "",
     ) -> None:
         self.request_id = request_id
         self.tokens: Int32 = np.array(prompt, dtype=np.int32)
@@ -112,14 +129,23 @@ class Request:
         self.eos_token_ids = tuple(eos_token_ids)
         self.priority = priority
         self.cache_salt = cache_salt
+        self.tenant = tenant
+        self.deadline_s = deadline_s
+        self.slo = slo
+        self.arrival_s = 0.0
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.handle = -1
         self.order_key: tuple[int, float, int] = (0, 0.0, -1)
         self.hash_root = b""
         self.block_hashes: list[bytes] = []
+        self.host_tables: tuple[Int32, ...] = ()
+        self.num_swapped_tokens = 0
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.num_lost_tokens = 0
+        self.num_overtaken = 0
+        self.num_published_at_preemption = 0
 
     @property
     def num_tokens(self) -> int:
@@ -130,6 +156,12 @@ class Request:
     def num_output_tokens(self) -> int:
         """Delivered output tokens (as of the last time the request left its slot)."""
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def queue_key(self) -> tuple[int, bool, float, int]:
+        """Its place in the waiting queue: within a class, swapped requests come first."""
+        urgency, rank, handle = self.order_key
+        return (urgency, self.status is not Status.SWAPPED, rank, handle)
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:

@@ -27,6 +27,9 @@ def apply_result(state: SchedulerState, plan: StepPlan, result: StepResult) -> S
     sampled = result.counts > 0 if live is None else (result.counts > 0) & live
     rows = np.flatnonzero(sampled).astype(np.int32)
     tokens, counts, stopped = _deliver(state, slots[rows], result.tokens[rows], result.counts[rows])
+    if state.policy.counts_tokens:
+        served = np.bincount(columns.tenant[slots[rows]], weights=counts, minlength=len(columns.tenants))
+        state.policy.delivered(columns.tenants, served.astype(np.int64))
     output_handles = columns.handle[slots[rows]]
     if state.cache.enable_prefix_caching:
         publish_full_blocks(state, slots if live is None else slots[live])

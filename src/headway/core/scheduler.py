@@ -13,8 +13,8 @@ from collections import deque
 
 import numpy as np
 
-from headway.config import CacheConfig, SchedulerConfig
-from headway.core.admission import Admission, Scan, admitted_row
+from headway.config import CacheConfig, ConfigError, SchedulerConfig
+from headway.core.admission import Admission, Memo, Scan, admitted_row
 from headway.core.blocks import fit_blocks
 from headway.core.events import Event, Queued, StepOutput
 from headway.core.invariants import check_state
@@ -37,11 +37,12 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig, cache: CacheConfig) -> None:
+        _refuse_idle_options(config, cache)
         self.config = config
         self.cache = cache
         self._state = SchedulerState.create(config, cache)
         self._num_requests = 0
-        self._memo: tuple[object, ...] | None = None
+        self._memo: Memo = {}
         self._inflight: deque[int] = deque()
         self._last_slots: Int32 = np.zeros(0, np.int32)
 
@@ -57,6 +58,8 @@ class Scheduler:
         self.check(request)
         self._num_requests += 1
         request.handle = self._num_requests
+        request.arrival_s = now
+        state.policy.queued(request, state.waiting)
         request.order_key = state.policy.order_key(request)
         if self.cache.enable_prefix_caching and request.takes_hits:
             parts = (KeyPart("salt", request.cache_salt.encode()),) if request.cache_salt else ()
@@ -137,6 +140,7 @@ class Scheduler:
         for request in state.preempted:
             state.waiting.add(request)
         state.preempted.clear()
+        state.flush_host_releases()
         return self._commit(grants, scan.admitted)
 
     def _commit(self, grants: Grants, admitted: list[Admission]) -> StepPlan:
@@ -171,10 +175,14 @@ class Scheduler:
             new_blocks=self._new_blocks(grants),
             admitted=tuple(admitted_row(state, row) for row in admitted),
             released=np.array(state.released if len(slots) else [], np.int32),
+            swap_out=_joined(state.swap_out if len(slots) else []),
+            swap_in=_joined(state.swap_in),
         )
         self._last_slots = slots
         if len(slots):
             state.released.clear()
+            state.swap_out.clear()
+            state.swap_in.clear()
             self._inflight.append(plan.step)
             state.num_plans_inflight += 1
             since = state.steps_since_prefill
@@ -210,6 +218,7 @@ class Scheduler:
         self._inflight.popleft()
         state.num_plans_inflight -= 1
         state.now = now
+        state.cost.observe_step(plan, result)
         return apply_result(state, plan, result)
 
     # --- looking in ------------------------------------------------------------------------------------
@@ -231,8 +240,13 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Live requests without a slot."""
+        """Live requests without a slot, swapped ones included."""
         return len(self._state.waiting)
+
+    @property
+    def num_swapped(self) -> int:
+        """Waiting requests whose KV is on the host."""
+        return self._state.waiting.num_swapped
 
     @property
     def step(self) -> int:
@@ -267,3 +281,22 @@ class Scheduler:
     def check_invariants(self) -> None:
         """Raise ``InvariantViolation`` if any counter, queue, table or block is inconsistent."""
         check_state(self._state)
+
+
+def _refuse_idle_options(config: SchedulerConfig, cache: CacheConfig) -> None:
+    """Options that would have no effect together are refused, not ignored."""
+    if config.preemption_mode == "swap" and not cache.num_host_blocks:
+        raise ConfigError("preemption_mode", "swap", "needs num_host_blocks above 0")
+    if config.preemption_mode == "recompute" and cache.num_host_blocks:
+        raise ConfigError("num_host_blocks", cache.num_host_blocks, "has no effect with preemption_mode=recompute")
+
+
+def _joined(copies: list[Int32]) -> Int32:
+    """All copies as int32[k, 2]; of several to one target, which only dropped plans can leave, the last counts."""
+    if not copies:
+        return np.zeros((0, 2), np.int32)
+    joined = np.concatenate(copies)
+    _, last = np.unique(joined[::-1, 1], return_index=True)
+    if len(last) < len(joined):
+        joined = joined[np.sort(len(joined) - 1 - last)]
+    return joined

@@ -8,7 +8,9 @@ import numpy as np
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.columns import Columns
-from headway.core.events import Event, Finished, Preempted
+from headway.core.cost import CostModel
+from headway.core.events import Event, Finished
+from headway.core.output_lengths import OutputLengths
 from headway.core.plan import Int32
 from headway.core.policies import Policy, make_policy
 from headway.core.prefix_watch import PrefixWatch
@@ -39,6 +41,14 @@ class SchedulerState:
     """Slots whose request left since the last plan with rows."""
     preempted: list[Request] = field(default_factory=list)
     """Preempted in the step being made; they join the waiting queue when it is made."""
+    swap_out: list[Int32] = field(default_factory=list)
+    """int32[k, 2] copies (device, host) that no plan has carried yet."""
+    swap_in: list[Int32] = field(default_factory=list)
+    """int32[k, 2] copies (host, device) of the step being made."""
+    host_releases: list[tuple[Int32, ...]] = field(default_factory=list)
+    """Host blocks that the step being made reads; they are given back when it is made."""
+    output_lengths: OutputLengths = field(default_factory=OutputLengths)
+    cost: CostModel = field(default_factory=CostModel)
     passed: dict[int, WaitReason] = field(default_factory=dict)
     """handle -> reason, for waiting requests with a reason of their own in the last step."""
     rest_reason: ReasonCode = ReasonCode.QUEUE_POSITION
@@ -51,35 +61,19 @@ class SchedulerState:
     @staticmethod
     def create(config: SchedulerConfig, cache: CacheConfig) -> SchedulerState:
         """An empty state."""
-        policy = make_policy(config.scheduling_policy)
+        policy = make_policy(config)
         return SchedulerState(config, cache, KVCoordinator(cache), policy, Columns(config, cache))
+
+    def num_hit_tokens(self, request: Request) -> int:
+        """Tokens that a request would find in the prefix cache of the device now."""
+        limit = (request.num_tokens - 1) // self.cache.block_size if request.takes_hits else 0
+        return len(self.kv.find_hit(request.block_hashes, limit)[0]) * self.cache.block_size
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens, in one group."""
         return -(-num_tokens // self.cache.block_size)
 
     # --- leaving -----------------------------------------------------------------------------------------
-
-    def preempt(self, slots: list[int], *, by: str, cause: str) -> None:
-        """Take rows without steps in flight off their slots by recompute: blocks given back, tokens kept."""
-        columns = self.columns
-        self.rows.remove([columns.request(slot).order_key for slot in slots])
-        for slot in slots:
-            request = columns.request(slot)
-            num_lost = int(columns.computed[slot])
-            self._write_back(slot, request)
-            request.num_preemptions += 1
-            request.move(Status.PREEMPTED)
-            if self.cache.enable_prefix_caching and request.takes_hits:
-                self.extend_hashes(request, request.tokens)
-            self.release(slot)
-            self.preempted.append(request)
-            self.passed[request.handle] = WaitReason(ReasonCode.PREEMPTED, self.step, by=by)
-            self.events.append(
-                Preempted(
-                    request.handle, request.request_id, self.step, self.now, slot, "recompute", by, cause, num_lost
-                )
-            )
 
     def end_rows(self, slots: list[int], reasons: list[FinishReason], messages: list[str]) -> list[Finished]:
         """End running requests. Blocks and slots go back now, or once no step in flight touches them."""
@@ -89,7 +83,7 @@ class SchedulerState:
         finished = []
         for slot, reason, message in zip(slots, reasons, messages, strict=True):
             request = columns.request(slot)
-            self._write_back(slot, request)
+            self.write_back(slot, request)
             finished.append(self._finish(request, reason, message))
             if columns.frames[slot]:
                 self.watch.clear(slot)
@@ -102,7 +96,18 @@ class SchedulerState:
     def end_waiting(self, request: Request, reason: FinishReason, message: str = "") -> Finished:
         """End a request that is in no slot and no longer in the queue."""
         self.passed.pop(request.handle, None)
+        if request.status is Status.SWAPPED:
+            self.host_releases.append(request.host_tables)
+            request.host_tables = ()
+            self.flush_host_releases()
         return self._finish(request, reason, message)
+
+    def flush_host_releases(self) -> None:
+        """Give host blocks back whose content no plan in the making reads any more."""
+        for tables in self.host_releases:
+            if self.kv.host is not None:
+                self.kv.host.release(tables)
+        self.host_releases.clear()
 
     def release(self, slot: int) -> None:
         """Give back the blocks and the slot of a row that no step in flight touches."""
@@ -115,12 +120,15 @@ class SchedulerState:
         columns.leave(slot)
         self.released.append(slot)
 
-    def _write_back(self, slot: int, request: Request) -> None:
+    def write_back(self, slot: int, request: Request) -> None:
+        """Bring the tokens delivered so far back into the request, which is about to leave its slot."""
         request.tokens = self.columns.tokens[slot, : self.columns.known[slot]].copy()
 
     def _finish(self, request: Request, reason: FinishReason, message: str) -> Finished:
         request.move(Status.FINISHED)
         request.finish_reason = reason
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self.output_lengths.add(request.num_output_tokens)
         del self.live[request.request_id]
         stop_token_id = None
         if reason is FinishReason.STOP and request.tokens[-1] not in request.eos_token_ids:

@@ -10,6 +10,7 @@ from headway.config import CacheConfig
 from headway.kv.arrays import Int32
 from headway.kv.block_pool import BlockPool
 from headway.kv.groups import CacheGroup, FullAttentionGroup
+from headway.kv.host_tier import HostTier
 from headway.kv.stats import PrefixStats
 
 
@@ -26,6 +27,7 @@ class KVCoordinator:
         block_size: tokens per block, hence also the unit of a hit: a shared prefix below it is never found.
         num_groups: number of groups.
         stats: what admissions found in the prefix index.
+        host: the tier that swapped requests' blocks go to; ``None`` if there is none.
     """
 
     def __init__(self, config: CacheConfig) -> None:
@@ -38,6 +40,11 @@ class KVCoordinator:
             FullAttentionGroup(number, config.block_size) for number in range(config.num_groups)
         )
         self.stats = PrefixStats()
+        self.host = (
+            HostTier(config.num_host_blocks, config.num_groups, enable_caching=config.enable_prefix_caching)
+            if config.num_host_blocks
+            else None
+        )
 
     def find_hit(self, hashes: Sequence[bytes], limit: int) -> tuple[Int32, ...]:
         """The longest prefix that every group can go on from. Changes and counts nothing.
@@ -59,12 +66,26 @@ class KVCoordinator:
                 return tables
             limit = shortest
 
-    def count_hit(self, num_query_tokens: int, num_hit_tokens: int, *, first: bool) -> None:
+    def find_each(self, hashes: Sequence[bytes], limit: int) -> tuple[Int32, ...]:
+        """Which of a request's first ``limit`` blocks the index has, wherever they are.
+
+        Returns:
+            Per group int32[limit]; 0 where it has none. Unlike a hit this may have gaps, for blocks that come from
+            the host.
+        """
+        tables = tuple(np.zeros(limit, np.int32) for _ in self.groups)
+        for group, table in zip(self.groups, tables, strict=True):
+            known = hashes[:limit]
+            table[: len(known)] = [self.pool.lookup(group.number, block_hash) for block_hash in known]
+        return tables
+
+    def count_hit(self, num_query_tokens: int, num_hit_tokens: int, num_host_tokens: int = 0, *, first: bool) -> None:
         """Count an admission that really happened.
 
         Args:
             num_query_tokens: known tokens of the request.
             num_hit_tokens: how many of them were taken from the prefix index.
+            num_host_tokens: how many more were copied from the host tier.
             first: whether the request never ran before. What a preempted one finds again is its own work, not
                 reuse, and is counted apart.
         """
@@ -72,6 +93,7 @@ class KVCoordinator:
         counts.requests += 1
         counts.query_tokens += num_query_tokens
         counts.hit_tokens += num_hit_tokens
+        counts.host_tokens += num_host_tokens
         if num_hit_tokens:
             counts.hits += 1
         elif num_query_tokens <= self.block_size:

@@ -35,7 +35,8 @@ class HitCounts:
         hits: admissions that found at least one block.
         too_short: admissions that found nothing and could not have: no full block before their last token.
         query_tokens: tokens known at admission.
-        hit_tokens: those of them that did not have to be computed.
+        hit_tokens: those of them that the prefix index of the device gave.
+        host_tokens: those of them that were copied from the host tier.
     """
 
     requests: int = 0
@@ -43,6 +44,7 @@ class HitCounts:
     too_short: int = 0
     query_tokens: int = 0
     hit_tokens: int = 0
+    host_tokens: int = 0
 
 
 @dataclass

@@ -90,6 +90,9 @@ class FakeExecutor:
         self._tags: UInt64 = np.zeros((0, block_size), np.uint64)
         self._writer: Int64 = np.zeros(0, np.int64)
         self._touched_step: Int64 = np.zeros(0, np.int64)
+        self._written_step: Int64 = np.zeros(0, np.int64)
+        # By host block.
+        self._host_tags: UInt64 = np.zeros((0, block_size), np.uint64)
 
     @property
     def num_in_flight(self) -> int:
@@ -98,6 +101,7 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> None:
         """Run ``plan``."""
+        self._copy(plan)
         self._follow(plan)
         self._check_rows(plan)
         broken = np.flatnonzero(self._broken[plan.slots])
@@ -124,6 +128,28 @@ class FakeExecutor:
         self._collected_step = result.step
         return result
 
+    def _copy(self, plan: StepPlan) -> None:
+        """Swap blocks out, then in. Steps in flight may still run: they may read what is copied out, nothing else."""
+        out, back = plan.swap_out, plan.swap_in
+        if not len(out) and not len(back):
+            return
+        num_blocks = 1 + max(out[:, 0].max(initial=0), back[:, 1].max(initial=0))
+        self._grow_blocks(num_blocks)
+        self._host_tags = grow(
+            self._host_tags, 1 + max(out[:, 1].max(initial=0), back[:, 0].max(initial=0)), self.block_size
+        )
+        device = np.concatenate([out[:, 0], back[:, 1]])
+        if min(device.min(), out[:, 1].min(initial=1), back[:, 0].min(initial=1)) < 1:
+            raise PlanViolation(f"step {plan.step} copies the null block")
+        if len(np.unique(out[:, 1])) < len(out) or len(np.unique(back[:, 1])) < len(back):
+            raise PlanViolation(f"step {plan.step} copies two blocks to one place")
+        last_use = np.concatenate([self._written_step[out[:, 0]], self._touched_step[back[:, 1]]])
+        busy = last_use > self._collected_step
+        if busy.any():
+            raise PlanViolation(f"step {plan.step} copies block {device[busy][0]}, which a step in flight uses")
+        self._host_tags[out[:, 1]] = self._tags[out[:, 0]]
+        self._tags[back[:, 1]] = self._host_tags[back[:, 0]]
+
     def _follow(self, plan: StepPlan) -> None:
         """Bring the state of the slots up to date."""
         if plan.num_rows == 0:
@@ -146,9 +172,13 @@ class FakeExecutor:
                 raise PlanViolation(f"step {plan.step}, group {group}: a new block replaces one in the table")
             table[new.slots, new.index] = new.block_ids
         num_blocks = 1 + max((int(table.max(initial=0)) for table in self._tables), default=0)
+        self._grow_blocks(num_blocks)
+
+    def _grow_blocks(self, num_blocks: int) -> None:
         self._tags = grow(self._tags, num_blocks, self.block_size)
         self._writer = grow(self._writer, num_blocks)
         self._touched_step = grow(self._touched_step, num_blocks)
+        self._written_step = grow(self._written_step, num_blocks)
 
     def _admit(self, step: int, row: AdmittedRow) -> None:
         slot, num_tokens = row.slot, len(row.tokens)
@@ -197,6 +227,7 @@ class FakeExecutor:
         self._refuse(plan, group, row, position, block, block <= 0, "there is no block to write to")
         self._refuse(plan, group, row, position, block, in_flight, "another request's step in flight uses the block")
         self._writer[block] = handles
+        self._written_step[block] = plan.step
         self._tags[block, position % self.block_size] = self._tag(plan.slots[row], position, group)
 
     def _verify(self, plan: StepPlan, rows: Int64, group: int) -> None:
