@@ -182,9 +182,9 @@ def _wait_spans(line: RequestLine) -> Iterator[tuple[str, int, int]]:
 
 def _draw_marks(axes: Axes, requests: list[RequestLine], scale: float) -> None:
     """Hits, preemptions, resumptions and ends, each kind in one go."""
-    hits = [(hit.step - 0.5, row) for row, line in enumerate(requests) for hit in line.hits]
-    resumed = [(step - 0.5, row - 0.42) for row, line in enumerate(requests) for step in line.admissions[1:]]
-    preempted = [(event.step, row) for row, line in enumerate(requests) for event in line.preemptions]
+    hits: Points = [(hit.step - 0.5, row) for row, line in enumerate(requests) for hit in line.hits]
+    resumed: Points = [(step - 0.5, row - 0.42) for row, line in enumerate(requests) for step in line.admissions[1:]]
+    preempted: Points = [(event.step, row) for row, line in enumerate(requests) for event in line.preemptions]
     ends: dict[str, Points] = {}
     for row, line in enumerate(requests):
         if line.finish is not None:
