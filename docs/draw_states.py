@@ -12,6 +12,7 @@ STATE_NOTES = {
     Status.WAITING: "in the queue, in policy order; owns no slot and no blocks",
     Status.RUNNING: "owns a slot and blocks; its progress is in the scheduler's columns",
     Status.PREEMPTED: "lost slot and blocks, keeps its tokens and its place in policy order",
+    Status.SWAPPED: "lost slot and blocks, its KV waits in host memory; comes back before new requests of its class",
     Status.FINISHED: "over; slot and blocks are kept while a step that touches them is in flight (draining)",
 }
 REASON_NOTES = {
