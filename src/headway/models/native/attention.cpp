@@ -15,39 +15,20 @@
 #include <cmath>
 #include <vector>
 
+#include "paged_kv.h"
 #include "pool.h"
 #include "vector.h"
 
 namespace headway {
 namespace {
 
-constexpr int kMaxVecs = 3;                    // vectors of queries in a panel
-constexpr int kRows = kLanes == 16 ? 8 : 4;    // keys, or head dimensions, computed together
-constexpr int kNarrowRows = 8;                 // the same for a panel of one vector
-constexpr int kKeyTile = 32;                   // keys per step of the online softmax
-constexpr int kPart = 512;                     // keys per part; a multiple of kKeyTile
+constexpr int kMaxVecs = 3;                          // vectors of queries in a panel
+constexpr int kRows = kLanes == 16 ? 8 : 4;          // keys, or head dimensions, computed together
+constexpr int kNarrowRows = 8;                       // the same for a panel of one vector
+constexpr int kPart = 512;                           // keys per part; a multiple of kKeyTile
 constexpr int kTileQueries = 2 * kMaxVecs * kLanes;  // queries per tile, at most, if a token has fewer
-constexpr float kNever = -1e30f;               // score of a key that is not seen
-
-// One step's inputs; see BatchMeta for the meaning of the arrays.
-struct Batch {
-  const float *q, *k, *v;
-  int64_t q_stride, k_stride, v_stride;  // between tokens, in floats
-  float* kv_cache;
-  const int64_t* slot_mapping;
-  const int32_t *qo_indptr, *context_lens, *block_tables;
-  float* out;
-  int64_t num_tokens, num_rows, table_width;
-  int num_heads, num_kv_heads, block_size, head_dim;
-  float scale;
-
-  int group() const { return num_heads / num_kv_heads; }
-  int64_t head_floats() const { return int64_t(block_size) * head_dim; }
-  // Keys (part 0) or values (1) of one head in one block: [block_size][head_dim].
-  float* cached(int64_t block, int part, int head) const {
-    return kv_cache + ((block * 2 + part) * num_kv_heads + head) * head_floats();
-  }
-};
+constexpr float kNever = -1e30f;                     // score of a key that is not seen
+static_assert(kKeyTile % kNarrowRows == 0 && kKeyTile % kRows == 0 && kPart % kKeyTile == 0);
 
 struct Tile {
   int row, kv_head;
@@ -57,12 +38,6 @@ struct Tile {
   int64_t state;                // where the partial result goes if it is one of several, else -1
 
   int num_keys() const { return first_position + num_tokens; }
-};
-
-// Where one tile of keys and values lies; the last group of keys computed together may reach beyond the last.
-struct Keys {
-  int first, count;
-  const float *keys[kKeyTile + kNarrowRows], *values[kKeyTile];
 };
 
 // Running result of a panel: per lane the largest score, the sum of exponentials, and head_dim weighted values.
@@ -98,7 +73,7 @@ inline void scores(const float* const* keys, const float* q, int head_dim, float
 
 // out[r] = out[r] * shrink + sum over keys of values[key][r] * p[key], for kCount dimensions from values' start.
 template <int kVecs, int kCount>
-inline void accumulate(const Keys& tile, const Keys& next, int first, const float* p, const Vec* shrink, float* out) {
+inline void accumulate(const KeyTile& tile, const KeyTile& next, int first, const float* p, const Vec* shrink, float* out) {
   Vec acc[kCount][kVecs];
   for (int r = 0; r < kCount; ++r)
     for (int v = 0; v < kVecs; ++v) acc[r][v] = load(out + (r * kVecs + v) * kLanes) * shrink[v];
@@ -121,7 +96,7 @@ inline void accumulate(const Keys& tile, const Keys& next, int first, const floa
 
 // Add one tile of keys to a panel's state. last_seen holds, per lane, the last position the query sees.
 template <int kVecs>
-void add_keys(const Keys& tile, const Keys& next, bool masked, const float* q, const float* last_seen, int head_dim,
+void add_keys(const KeyTile& tile, const KeyTile& next, bool masked, const float* q, const float* last_seen, int head_dim,
               State state) {
   constexpr int kCount = kVecs == 1 ? kNarrowRows : kRows;
   constexpr int kWidth = kVecs * kLanes;
@@ -156,7 +131,7 @@ void add_keys(const Keys& tile, const Keys& next, bool masked, const float* q, c
   for (; d < head_dim; ++d) accumulate<kVecs, 1>(tile, next, d, s, shrink, state.out + d * kWidth);
 }
 
-using AddKeys = void (*)(const Keys&, const Keys&, bool, const float*, const float*, int, State);
+using AddKeys = void (*)(const KeyTile&, const KeyTile&, bool, const float*, const float*, int, State);
 constexpr AddKeys kAddKeys[kMaxVecs] = {add_keys<1>, add_keys<2>, add_keys<3>};
 
 void clear(State state, int width, int head_dim) {
@@ -179,14 +154,20 @@ __attribute__((noinline)) void merge(State into, State from, int width, int head
   }
 }
 
+// What a thread works in.
+struct Memory {
+  std::vector<float> panels, keys;
+};
+
 // The queries of a tile, cut into panels of at most kMaxVecs vectors, with the state of each.
 class Panels {
  public:
-  Panels(const Batch& batch, const Tile& tile, std::vector<float>& memory) : batch_(batch), tile_(tile) {
+  Panels(const Batch& batch, const Tile& tile, Memory& memory)
+      : batch_(batch), tile_(tile), reader_(batch, tile.row, tile.kv_head, memory.keys) {
     const int vecs = (tile.num_tokens * batch.group() + kLanes - 1) / kLanes;
     width_ = vecs * kLanes;
-    memory.resize(size_t(width_) * (3 * batch.head_dim + 5));
-    float* at = memory.data();
+    memory.panels.resize(size_t(width_) * (3 * batch.head_dim + 5));
+    float* at = memory.panels.data();
     for (float** part : {&last_seen_, &result_.largest, &result_.total, &part_.largest, &part_.total}) {
       *part = at;
       at += width_;
@@ -264,34 +245,15 @@ class Panels {
   }
 
   void attend_part(int part, State into) {
-    const int end = std::min((part + 1) * kPart, tile_.num_keys());
-    Keys keys[2];
-    find_keys(part * kPart, end, keys[0]);
-    for (int turn = 0; keys[turn].count > 0; turn ^= 1) {
-      const Keys &now = keys[turn], &next = keys[turn ^ 1];
-      find_keys(now.first + now.count, end, keys[turn ^ 1]);
+    reader_.start(part * kPart, std::min((part + 1) * kPart, tile_.num_keys()));
+    for (; reader_.now().count > 0; reader_.advance()) {
+      const KeyTile& now = reader_.now();
       const bool masked = now.first + now.count - 1 > tile_.first_position;
       for_each_panel([&](int lane, int vecs) {
-        kAddKeys[vecs - 1](now, next, masked, q_ + int64_t(lane) * batch_.head_dim, last_seen_ + lane, batch_.head_dim,
-                           panel_of(into, lane));
+        kAddKeys[vecs - 1](now, reader_.next(), masked, q_ + int64_t(lane) * batch_.head_dim, last_seen_ + lane,
+                           batch_.head_dim, panel_of(into, lane));
       });
     }
-  }
-
-  void find_keys(int first, int end, Keys& found) const {
-    const int32_t* table = batch_.block_tables + tile_.row * batch_.table_width;
-    found.first = first;
-    found.count = std::min(kKeyTile, end - first);
-    for (int i = 0; i < found.count; ++i) {
-      const int64_t block = table[(first + i) / batch_.block_size];
-      const int64_t offset = int64_t((first + i) % batch_.block_size) * batch_.head_dim;
-      found.keys[i] = batch_.cached(block, 0, tile_.kv_head) + offset;
-      found.values[i] = batch_.cached(block, 1, tile_.kv_head) + offset;
-    }
-    // Beyond the end anything readable will do: it is computed or fetched, and not used.
-    const float* filler = found.count > 0 ? found.keys[0] : batch_.q;
-    std::fill(found.keys + found.count, std::end(found.keys), filler);
-    std::fill(found.values + found.count, std::end(found.values), filler);
   }
 
   void merge_all(State from) {
@@ -311,26 +273,11 @@ class Panels {
 
   const Batch& batch_;
   const Tile& tile_;
+  KeyReader reader_;
   int width_;  // lanes of all panels
   float *q_, *last_seen_;
   State result_, part_;
 };
-
-void write_kv(const Batch& batch) {
-  constexpr int kTokens = 16;
-  Pool::instance().run(int((batch.num_tokens + kTokens - 1) / kTokens), [&](int item) {
-    const int64_t end = std::min<int64_t>(batch.num_tokens, (item + 1) * kTokens);
-    for (int64_t token = item * kTokens; token < end; ++token) {
-      const int64_t block = batch.slot_mapping[token] / batch.block_size, offset = batch.slot_mapping[token] % batch.block_size;
-      for (int head = 0; head < batch.num_kv_heads; ++head) {
-        const float* k = batch.k + token * batch.k_stride + head * batch.head_dim;
-        const float* v = batch.v + token * batch.v_stride + head * batch.head_dim;
-        std::copy_n(k, batch.head_dim, batch.cached(block, 0, head) + offset * batch.head_dim);
-        std::copy_n(v, batch.head_dim, batch.cached(block, 1, head) + offset * batch.head_dim);
-      }
-    }
-  });
-}
 
 // Query tiles of all rows, the ones with the most keys of a row first.
 std::vector<Tile> cut_tiles(const Batch& batch) {
@@ -366,12 +313,12 @@ void attend_in_parts(const Batch& batch, const std::vector<Tile>& tiles) {
     }
   saved.resize(floats);
   Pool::instance().run(int(parts.size()), [&](int item) {
-    static thread_local std::vector<float> memory;
+    static thread_local Memory memory;
     Panels panels(batch, parts[item], memory);
     panels.attend(parts[item].part, parts[item].part + 1);
     panels.save(&saved[parts[item].state]);
   });
-  std::vector<float> memory;
+  Memory memory;
   for (size_t first = 0; first < parts.size(); first += parts[first].num_parts) {
     Panels panels(batch, parts[first], memory);
     panels.restore(&saved[parts[first].state]);
@@ -385,7 +332,7 @@ void attend(const Batch& batch) {
   const bool long_tiles = std::any_of(tiles.begin(), tiles.end(), [](const Tile& tile) { return tile.num_parts > 1; });
   if (long_tiles && int(tiles.size()) < 4 * Pool::instance().size()) return attend_in_parts(batch, tiles);
   Pool::instance().run(int(tiles.size()), [&](int item) {
-    static thread_local std::vector<float> memory;
+    static thread_local Memory memory;
     Panels panels(batch, tiles[item], memory);
     panels.attend(0, tiles[item].num_parts);
     panels.write_result();
@@ -395,15 +342,15 @@ void attend(const Batch& batch) {
 }  // namespace
 }  // namespace headway
 
-// Pointers and sizes as in BatchMeta; strides between tokens in floats; out is [num_tokens, num_heads, head_dim].
+// Pointers and sizes as in BatchMeta; kv_kind is a NumberKind; strides between tokens in floats; out is [num_tokens, num_heads, head_dim].
 extern "C" void headway_write_kv_and_attend(
     const float* q, const float* k, const float* v, int64_t q_stride, int64_t k_stride, int64_t v_stride,
-    float* kv_cache, const int64_t* slot_mapping, const int32_t* qo_indptr, const int32_t* context_lens,
+    void* kv_cache, int kv_kind, const int64_t* slot_mapping, const int32_t* qo_indptr, const int32_t* context_lens,
     const int32_t* block_tables, float* out, int64_t num_tokens, int64_t num_rows, int64_t table_width, int num_heads,
     int num_kv_heads, int block_size, int head_dim, float scale) {
-  const headway::Batch batch{q, k, v, q_stride, k_stride, v_stride, kv_cache, slot_mapping, qo_indptr, context_lens,
-                             block_tables, out, num_tokens, num_rows, table_width, num_heads, num_kv_heads,
-                             block_size, head_dim, scale};
+  const headway::Batch batch{q, k, v, q_stride, k_stride, v_stride, kv_cache, headway::NumberKind(kv_kind), slot_mapping,
+                             qo_indptr, context_lens, block_tables, out, num_tokens, num_rows, table_width, num_heads,
+                             num_kv_heads, block_size, head_dim, scale};
   headway::write_kv(batch);
   headway::attend(batch);
 }

@@ -1,6 +1,6 @@
 """The built kernels as Python functions over addresses, and the two seams and the linear layer on top of them.
 
-Only float32 tensors on the CPU come here; shapes are the caller's care, as the seams' docstrings state them.
+Only tensors on the CPU come here, activations in float32; shapes are the caller's care, as the seams state them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "headway_rotate": (None, (_P, _N, _P, _P, _P, _P, _F, _N, _I, _I, _I)),
     "headway_silu_mul": (None, (_P, _N, _N, _P)),
     "headway_write_kv_and_attend": (
-        None, (_P, _P, _P, _N, _N, _N, _P, _P, _P, _P, _P, _P, _N, _N, _N, _I, _I, _I, _I, _F),
+        None, (_P, _P, _P, _N, _N, _N, _P, _I, _P, _P, _P, _P, _P, _N, _N, _N, _I, _I, _I, _I, _F),
     ),
 }  # fmt: skip
-_WEIGHT_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_NUMBER_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
 @cache
@@ -69,7 +69,7 @@ class NativeAttention:
         out = torch.empty((num_tokens, num_heads * head_dim))
         self._attend(
             q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-            kv_cache.data_ptr(), *meta.addresses, out.data_ptr(),
+            kv_cache.data_ptr(), _NUMBER_KINDS[kv_cache.dtype], *meta.addresses, out.data_ptr(),
             num_tokens, len(meta.context_lens), meta.block_tables.stride(0),
             num_heads, k.shape[1], kv_cache.shape[3], head_dim, scale,
         )  # fmt: skip
@@ -122,7 +122,7 @@ def native_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> 
     packed = packed.view(-1, panel, in_features).transpose(1, 2).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
-    kind, multiply = _WEIGHT_KINDS[weight.dtype], library.headway_linear
+    kind, multiply = _NUMBER_KINDS[weight.dtype], library.headway_linear
 
     def apply(x: Tensor, _kept: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
         rows = x.shape[0]

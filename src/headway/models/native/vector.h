@@ -60,6 +60,36 @@ inline float widen(BFloat16 b) {
   return x;
 }
 
+inline Half narrow(float x, Half) {
+#if defined(__F16C__)
+  return {_cvtss_sh(x, _MM_FROUND_TO_NEAREST_INT)};
+#else
+  // Nearest, ties to even: let float arithmetic round at the place of half's last bit.
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  const uint16_t sign = uint16_t(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return {uint16_t(sign | 0x7e00)};
+  if (bits >= 0x477ff000) return {uint16_t(sign | 0x7c00)};
+  if (bits < 0x38800000) {  // subnormal: adding 0.5 leaves the value in units of 2^-24 in the low bits
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof magnitude);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    return {uint16_t(sign | (bits - 0x3f000000))};
+  }
+  bits += 0xfff + (bits >> 13 & 1);
+  return {uint16_t(sign | ((bits - 0x38000000) >> 13))};
+#endif
+}
+
+inline BFloat16 narrow(float x, BFloat16) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if ((bits & 0x7fffffff) > 0x7f800000) return {0x7fc0};
+  return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
+}
+
 inline Vec load(const Half* p) {
 #if defined(__AVX512F__)
   return Vec(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
