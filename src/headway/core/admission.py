@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from headway.core.blocks import ReleaseCount
-from headway.core.candidate import Candidate, look_up
+from headway.core.candidate import Candidate, Start, look_up
 from headway.core.events import Admitted
 from headway.core.plan import AdmittedRow, Bool
 from headway.core.preemption import preempt
@@ -131,9 +131,9 @@ class Scan:
         """The row before this request in policy order that is about to publish its next block, if any."""
         state, request = self.state, candidate.request
         limit = (request.num_tokens - 1) // state.cache.block_size
-        if not len(state.watch) or not request.takes_hits or candidate.num_start >= limit:
+        if not len(state.watch) or not request.takes_hits or candidate.start.num_blocks >= limit:
             return None
-        for slot in state.watch.slots(request.block_hashes[candidate.num_start]):
+        for slot in state.watch.slots(request.block_hashes[candidate.start.num_blocks]):
             owner = state.columns.request(slot)
             if owner.order_key < request.order_key:
                 return owner
@@ -168,7 +168,7 @@ class Scan:
         state = self.state
         pool = state.kv.pool
         new_blocks = blocks_to_start(state, candidate)
-        need = new_blocks + sum(pool.num_unheld(blocks) for blocks in candidate.device_blocks)
+        need = new_blocks + sum(pool.num_unheld(blocks) for blocks in candidate.start.device_blocks)
         need += self._watermark(len(state.rows))
         has_slot = state.columns.num_free_slots > 0
         if has_slot and need <= pool.num_free:
@@ -198,7 +198,7 @@ class Scan:
             avail += release.freed_by(slot)
             release.drop(slot)
             chosen.append(slot)
-            hits = sum(release.num_unheld(blocks) for blocks in candidate.device_blocks)
+            hits = sum(release.num_unheld(blocks) for blocks in candidate.start.device_blocks)
             if new_blocks + hits + self._watermark(len(state.rows) - len(chosen)) <= avail:
                 return chosen
         return []
@@ -286,15 +286,15 @@ class Scan:
     def _hold_start(self, candidate: Candidate) -> None:
         """Reference what it starts from, so that nothing done for it takes that away."""
         state, request = self.state, candidate.request
-        for blocks in candidate.device_blocks:
+        for blocks in candidate.start.device_blocks:
             state.kv.pool.adopt(blocks)
         if request.status is Status.SWAPPED:
             state.host_releases.append(request.host_tables)
             request.host_tables = ()
-        elif candidate.num_restored and state.kv.host is not None:
-            for blocks in candidate.host_blocks:
+        elif candidate.start.num_restored and state.kv.host is not None:
+            for blocks in candidate.start.host_blocks:
                 state.kv.host.pool.adopt(blocks)
-            state.host_releases.append(candidate.host_blocks)
+            state.host_releases.append(candidate.start.host_blocks)
 
     def _admit(self, candidate: Candidate, grant: int) -> None:
         state, request = self.state, candidate.request
@@ -302,48 +302,52 @@ class Scan:
         state.passed.pop(request.handle, None)
         slot = columns.enter(request, state.config.max_model_len)
         self._fill_table(
-            candidate, slot, candidate.gate if resumed else state.blocks_for(candidate.num_computed + grant)
+            candidate.start, slot, candidate.gate if resumed else state.blocks_for(candidate.start.num_computed + grant)
         )
-        columns.published[slot] = candidate.num_published
-        columns.computed[slot] = candidate.num_computed
+        columns.published[slot] = candidate.start.num_published
+        columns.computed[slot] = candidate.start.num_computed
         state.slot_of[request.handle] = slot
         state.rows.add(request.order_key, slot)
         self._count_start(candidate, resumed)
-        state.policy.admitted(request, candidate.num_computed, resumed)
+        state.policy.admitted(request, candidate.start.num_computed, resumed)
         request.move(Status.RUNNING)
         publishes = state.cache.enable_prefix_caching and request.takes_hits
-        if publishes and candidate.num_published < request.num_tokens // state.cache.block_size:
-            state.watch.set(slot, request.block_hashes[candidate.num_published])
+        if publishes and candidate.start.num_published < request.num_tokens // state.cache.block_size:
+            state.watch.set(slot, request.block_hashes[candidate.start.num_published])
         if candidate.want > 1:
             self.grants.carries_prefill = True
-        self.admitted.append(Admission(slot, grant, candidate.num_computed, grant == candidate.want, resumed))
+        self.admitted.append(Admission(slot, grant, candidate.start.num_computed, grant == candidate.want, resumed))
 
-    def _fill_table(self, candidate: Candidate, slot: int, num_blocks: int) -> None:
+    def _fill_table(self, start: Start, slot: int, num_blocks: int) -> None:
         """The row's block tables: adopted blocks in their places, new ones everywhere else, copies noted."""
-        state = self.state
-        blocks = np.zeros((num_blocks, state.cache.num_groups), np.int32)
-        sources = np.zeros_like(blocks)
-        blocks[: candidate.num_start] = np.stack(candidate.device_blocks, axis=1)
-        sources[: candidate.num_start] = np.stack(candidate.host_blocks, axis=1)
-        blocks[blocks == 0] = state.kv.pool.take(int(np.count_nonzero(blocks == 0)))
+        state, groups = self.state, self.state.cache.num_groups
+        blocks = np.zeros((num_blocks, groups), np.int32)
+        for group, adopted in enumerate(start.device_blocks):
+            blocks[: len(adopted), group] = adopted
+        if start.num_restored:
+            empty = blocks == 0
+            blocks[empty] = state.kv.pool.take(int(np.count_nonzero(empty)))
+            sources = np.stack(start.host_blocks, axis=1)
+            copied = sources != 0
+            state.swap_in.append(np.stack([sources[copied], blocks[: len(sources)][copied]], axis=1))
+        else:
+            missing = num_blocks - start.num_blocks
+            blocks[start.num_blocks :] = state.kv.pool.take(missing * groups).reshape(missing, groups)
         for group, table in enumerate(state.columns.tables):
             table[slot, :num_blocks] = blocks[:, group]
         state.columns.held[slot] = num_blocks
-        if candidate.num_restored:
-            copied = sources != 0
-            state.swap_in.append(np.stack([sources[copied], blocks[copied]], axis=1))
 
     def _count_start(self, candidate: Candidate, resumed: bool) -> None:
         """Statistics and the event of an admission that really happens."""
         state, request = self.state, candidate.request
-        num_cached = candidate.num_computed - candidate.num_restored
+        num_cached = candidate.start.num_computed - candidate.start.num_restored
         if state.cache.enable_prefix_caching and request.takes_hits and request.status is not Status.SWAPPED:
-            state.kv.count_hit(request.num_tokens, num_cached, candidate.num_restored, first=not resumed)
+            state.kv.count_hit(request.num_tokens, num_cached, candidate.start.num_restored, first=not resumed)
         num_recomputed = 0
         if not resumed:
-            request.num_cached_tokens = candidate.num_computed
+            request.num_cached_tokens = candidate.start.num_computed
         elif request.status is Status.PREEMPTED:
-            num_recomputed = max(0, request.num_lost_tokens - candidate.num_computed)
+            num_recomputed = max(0, request.num_lost_tokens - candidate.start.num_computed)
             state.cost.observe_resume(request.num_published_at_preemption, num_cached)
         state.events.append(
             Admitted(
@@ -354,7 +358,7 @@ class Scan:
                 state.slot_of[request.handle],
                 num_cached,
                 resumed,
-                num_restored_tokens=candidate.num_restored,
+                num_restored_tokens=candidate.start.num_restored,
                 num_recomputed_tokens=num_recomputed,
             )
         )

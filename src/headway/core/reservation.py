@@ -19,11 +19,11 @@ def blocks_to_start(state: SchedulerState, candidate: Candidate) -> int:
     A resumed request takes all blocks of its known tokens and one more at once, so none of the eager ways applies.
     """
     groups, request = state.cache.num_groups, candidate.request
-    certain = groups * candidate.gate - candidate.num_adopted
+    certain = groups * candidate.gate - candidate.start.num_adopted
     how = state.config.reservation
     if how == "nothing" and request.num_preemptions == 0:
         first = min(candidate.want, state.config.max_num_batched_tokens)
-        return groups * state.blocks_for(candidate.num_computed + first) - candidate.num_adopted
+        return groups * state.blocks_for(candidate.start.num_computed + first) - candidate.start.num_adopted
     if how == "all":
         return max(certain, _all_to_the_end(state, candidate))
     if how == "predicted":
@@ -58,7 +58,7 @@ def _end_len(state: SchedulerState, candidate: Candidate) -> int:
 def _all_to_the_end(state: SchedulerState, candidate: Candidate) -> int:
     """Its own blocks up to its end, and all that the running rows may still take."""
     groups = state.cache.num_groups
-    own = groups * state.blocks_for(_end_len(state, candidate)) - candidate.num_adopted
+    own = groups * state.blocks_for(_end_len(state, candidate)) - candidate.start.num_adopted
     return own + groups * int(_promised(state).sum())
 
 
@@ -80,5 +80,5 @@ def _predicted_peak(state: SchedulerState, candidate: Candidate) -> int:
     tokens, rest = known[order].astype(np.int64), rest[order]
     living = np.arange(1, len(order) + 1)
     peak = int((np.cumsum(tokens) + living * (rest + size)).max())
-    held = groups * int(columns.held[slots].sum()) + candidate.num_adopted
+    held = groups * int(columns.held[slots].sum()) + candidate.start.num_adopted
     return min(groups * -(-peak // size), state.kv.pool.num_blocks) - held
