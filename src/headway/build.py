@@ -21,7 +21,7 @@ from headway.engine.loop import Clock, EngineLoop
 from headway.engine.processor import OutputProcessor
 from headway.engine.trace import TraceHeader, TraceWriter
 from headway.executor.executor import ModelExecutor
-from headway.executor.memory import available_bytes, kv_block_bytes
+from headway.executor.memory import KVMemoryError, available_bytes, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
 from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
@@ -101,15 +101,7 @@ def build_engine(
     """
     loaded = _load(options, progress)
     sizes = _size(options, loaded.model)
-    executor = ModelExecutor(
-        loaded.model,
-        sizes.cache,
-        max_num_seqs=sizes.scheduler.max_num_seqs,
-        max_num_batched_tokens=sizes.scheduler.max_num_batched_tokens,
-        max_model_len=sizes.scheduler.max_model_len,
-        kv_dtype=options.kv_dtype,
-        seed=options.seed,
-    )
+    executor = _executor(options, sizes, loaded.model)
     scheduler = Scheduler(sizes.scheduler, sizes.cache)
     limits = (*_describe(loaded, sizes, executor, scheduler), *loaded.model.notes)
     for sentence in limits:
@@ -186,14 +178,16 @@ def _size(options: EngineOptions, model: DecoderModel) -> _Sizes:
     config, size = model.config, options.block_size
     dtype = model.compute_dtype if options.kv_dtype == "auto" else getattr(torch, options.kv_dtype)
     longest = _longest(options.max_model_len, config)
-    num_blocks, why_blocks = _num_blocks(options, kv_block_bytes(config, size, dtype), longest, model.device)
+    block_bytes = kv_block_bytes(config, size, dtype)
+    num_blocks, why_blocks = _num_blocks(options, block_bytes, longest, model.device)
     if options.max_model_len is not None:
         max_model_len, why_length = longest, "as asked for"
     elif longest <= num_blocks * size:
         max_model_len, why_length = longest, "the model's longest context"
     else:
         max_model_len, why_length = num_blocks * size, "what the KV blocks hold"
-    return _Sizes(options.scheduler_config(max_model_len), options.cache_config(num_blocks), why_blocks, why_length)
+    cache = options.cache_config(num_blocks, _num_host_blocks(options, block_bytes))
+    return _Sizes(options.scheduler_config(max_model_len), cache, why_blocks, why_length)
 
 
 def _num_blocks(options: EngineOptions, block_bytes: int, longest: int, device: torch.device) -> tuple[int, str]:
@@ -220,6 +214,31 @@ def _num_blocks(options: EngineOptions, block_bytes: int, longest: int, device: 
     return fitting, f"what fits into {budget / GIB:.1f} GiB, a share of the free memory"
 
 
+def _num_host_blocks(options: EngineOptions, block_bytes: int) -> int:
+    """How many blocks fit the host memory that was asked for."""
+    num_blocks = int(options.swap_space_gib * GIB) // block_bytes
+    if options.swap_space_gib and not num_blocks:
+        raise ConfigError("swap_space_gib", options.swap_space_gib, f"must hold a block at least, {block_bytes} bytes")
+    return num_blocks
+
+
+def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel) -> ModelExecutor:
+    try:
+        return ModelExecutor(
+            model,
+            sizes.cache,
+            max_num_seqs=sizes.scheduler.max_num_seqs,
+            max_num_batched_tokens=sizes.scheduler.max_num_batched_tokens,
+            max_model_len=sizes.scheduler.max_model_len,
+            kv_dtype=options.kv_dtype,
+            seed=options.seed,
+        )
+    except KVMemoryError as error:
+        if error.field != "num_host_blocks":
+            raise
+        raise ConfigError("swap_space_gib", options.swap_space_gib, error.limit) from error
+
+
 def _describe(loaded: _Loaded, sizes: _Sizes, executor: ModelExecutor, scheduler: Scheduler) -> tuple[str, ...]:
     """The limits that hold from now on."""
     config, cache, model = sizes.scheduler, sizes.cache, loaded.model
@@ -230,9 +249,20 @@ def _describe(loaded: _Loaded, sizes: _Sizes, executor: ModelExecutor, scheduler
         loaded.ops.describe(),
         f"KV memory: {cache.num_blocks:,} blocks of {cache.block_size} tokens,"
         f" {executor.kv_bytes / 2**20:,.0f} MiB ({sizes.why_blocks})",
+        _describe_swapping(config, cache, executor),
         f"max_model_len: {config.max_model_len:,} tokens ({sizes.why_length})",
         f"largest prompt: {largest:,} tokens",
         f"a step: at most {config.max_num_batched_tokens:,} tokens of at most {config.max_num_seqs:,} requests",
+    )
+
+
+def _describe_swapping(config: SchedulerConfig, cache: CacheConfig, executor: ModelExecutor) -> str:
+    if not cache.num_host_blocks:
+        return "preempted requests: computed again (no swap space)"
+    how = "swapped" if config.preemption_mode == "swap" else "swapped or computed again, whichever costs less"
+    return (
+        f"preempted requests: {how}; swap space: {cache.num_host_blocks:,} blocks of {cache.block_size} tokens in host"
+        f" memory, {executor.host_kv_bytes / 2**20:,.0f} MiB"
     )
 
 

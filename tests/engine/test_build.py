@@ -165,6 +165,19 @@ def test_limits_are_said_at_start(folder: Path) -> None:
         assert part in text
 
 
+def test_swap_space_is_said_at_start(folder: Path) -> None:
+    without = build_engine(EngineOptions(model=str(folder), **SMALL))
+    engine = build_engine(EngineOptions(model=str(folder), **SMALL, swap_space_gib=0.001, victim="cheapest"))
+
+    assert "preempted requests: computed again (no swap space)" in without.limits
+    assert (
+        "preempted requests: swapped or computed again, whichever costs less; swap space: 131 blocks of 16 tokens in"
+        " host memory, 1 MiB"
+    ) in engine.limits
+    config, cache = engine.scheduler.config, engine.scheduler.cache
+    assert (config.preemption_mode, config.victim, cache.num_host_blocks) == ("auto", "cheapest", 131)
+
+
 def test_the_model_length_is_what_the_blocks_hold_if_that_is_less(folder: Path) -> None:
     model = LLM(str(folder), num_blocks=5, max_num_seqs=4)
 
@@ -193,6 +206,17 @@ def test_blocks_are_sized_by_memory(folder: Path) -> None:
         ({"max_num_seqs": 8, "max_num_batched_tokens": 4}, "max_num_batched_tokens", "at least max_num_seqs"),
         ({"weight_dtype": "int4"}, "weight_dtype", "must be one of"),
         ({"block_size": 0}, "block_size", "at least 1"),
+        ({"swap_space_gib": -1.0}, "swap_space_gib", "at least 0.0 GiB"),
+        ({"swap_space_gib": 1e-9}, "swap_space_gib", "must hold a block at least, 8192 bytes"),
+        ({"swap_space_gib": 1e9, **SMALL}, "swap_space_gib", "bytes in host memory, where"),
+        ({"preemption_mode": "swap"}, "swap_space_gib", "must be above 0 with preemption_mode swap"),
+        (
+            {"preemption_mode": "recompute", "swap_space_gib": 1.0},
+            "swap_space_gib",
+            "has no effect with preemption_mode recompute",
+        ),
+        ({"preemption_mode": "drop"}, "preemption_mode", "must be one of"),
+        ({"ageing_s": 3.0}, "ageing_s", "has no effect with policy fcfs"),
         ({"trace": "/no/such/folder/trace.jsonl", **SMALL}, "trace", "No such file or directory"),
     ],
 )

@@ -50,6 +50,12 @@ class EngineOptions(Checked):
         None, help="Memory for the KV blocks; none takes a share of what is free.", unit="GiB", minimum=0.0
     )
     enable_prefix_caching: bool = same_as(CacheConfig, "enable_prefix_caching")
+    swap_space_gib: float = option(
+        0.0,
+        help="Host memory for the KV of preempted requests, taken at start; 0 turns swapping off.",
+        unit="GiB",
+        minimum=0.0,
+    )
 
     max_model_len: int | None = option(
         None,
@@ -77,14 +83,21 @@ class EngineOptions(Checked):
             raise ConfigError("model", self.model, "must name a model")
         if self.num_blocks is not None and self.kv_cache_memory_gib is not None:
             raise ConfigError("kv_cache_memory_gib", self.kv_cache_memory_gib, "must be none if num_blocks is given")
+        if self.preemption_mode == "swap" and not self.swap_space_gib:
+            raise ConfigError("swap_space_gib", self.swap_space_gib, "must be above 0 with preemption_mode swap")
+        if self.preemption_mode == "recompute" and self.swap_space_gib:
+            raise ConfigError("swap_space_gib", self.swap_space_gib, "has no effect with preemption_mode recompute")
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """The scheduler's part, with the model length that was decided on."""
         names = [spec.name for spec in dataclasses.fields(SchedulerConfig) if spec.name != "max_model_len"]
         return SchedulerConfig(max_model_len=max_model_len, **{name: getattr(self, name) for name in names})
 
-    def cache_config(self, num_blocks: int) -> CacheConfig:
-        """The KV memory's part, with the number of blocks that was decided on."""
+    def cache_config(self, num_blocks: int, num_host_blocks: int = 0) -> CacheConfig:
+        """The KV memory's part, with the numbers of blocks that were decided on."""
         return CacheConfig(
-            block_size=self.block_size, num_blocks=num_blocks, enable_prefix_caching=self.enable_prefix_caching
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            enable_prefix_caching=self.enable_prefix_caching,
+            num_host_blocks=num_host_blocks,
         )

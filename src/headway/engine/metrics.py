@@ -19,8 +19,8 @@ from headway.core.scheduler import Scheduler
 from headway.engine.histogram import PHASE_SECONDS, REQUEST_SECONDS, TOKENS, Histogram
 from headway.engine.outputs import RequestMetrics
 
-PHASES = ("schedule", "build", "forward", "sample", "collect", "update", "output")
-"""Parts of a step: the scheduler's, the executor's four, the scheduler's again, the text's."""
+PHASES = ("schedule", "copy", "build", "forward", "sample", "collect", "update", "output")
+"""Parts of a step: the scheduler's, the executor's five, the scheduler's again, the text's."""
 
 COMPLETE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 """Ends whose times say something about the service; an abort says something about the client."""

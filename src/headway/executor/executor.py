@@ -15,15 +15,17 @@ from torch import Tensor
 from headway.config import CacheConfig, ConfigError
 from headway.core.plan import Int64, StepPlan, StepResult
 from headway.executor.buffers import InputBuffers
+from headway.executor.host_kv import HostKV
 from headway.executor.memory import allocate_kv, keep_freed_memory
 from headway.executor.parameters import SlotParameters
 from headway.executor.prompt import PendingPrompt, prompt_logprobs
 from headway.executor.sampler import SampledRows, Sampler
 from headway.executor.tensors import to_device
+from headway.executor.timing import Moment, moment, seconds_between
 from headway.models.config import ModelConfig
 from headway.models.ops.attention import BatchMeta
 
-STEP_PARTS = ("build", "forward", "sample", "collect")
+STEP_PARTS = ("copy", "build", "forward", "sample", "collect")
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16")
 
 
@@ -51,6 +53,7 @@ class _PendingStep:
         rows: int64[m], the plan's rows that sample.
         failed: row -> message.
         times: seconds spent, by part.
+        moments: on the device's time line: before the copies, after them, and after everything.
     """
 
     plan: StepPlan
@@ -59,12 +62,21 @@ class _PendingStep:
     prompts: list[PendingPrompt] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0))
+    moments: list[Moment] = field(default_factory=list)
 
     def lap(self, part: str, start: float) -> float:
         """Book the time since ``start`` on ``part``; the time now."""
         now = time.perf_counter()
         self.times[part] += now - start
         return now
+
+    def measured(self) -> tuple[float, float]:
+        """Seconds that copies and computation took on the device; 0 for what failed or was not there."""
+        if len(self.moments) < 3:
+            return 0.0, 0.0
+        start, copied, end = self.moments
+        copies = len(self.plan.swap_out) + len(self.plan.swap_in)
+        return seconds_between(start, copied) if copies else 0.0, seconds_between(copied, end)
 
 
 class ModelExecutor:
@@ -73,8 +85,9 @@ class ModelExecutor:
     On the CPU a step is finished when ``submit`` returns. On a GPU ``submit`` only queues it, and ``collect`` waits;
     but a step with top-p, min-p or top-k has to look at its candidates, so its ``submit`` waits as well.
 
-    A row whose logits hold no finite maximum fails alone. If a step raises an exception, all its rows fail. A request
-    that failed once fails in all later steps too, until its slot is given to another.
+    A row whose logits hold no finite maximum fails alone. If a step raises an exception, a swap copy included, all its
+    rows fail. A request that failed once fails in all later steps too, until its slot is given to another; one whose
+    copy to the host failed fails when it comes back.
 
     Attributes:
         last_times: seconds that the step collected last spent in each of ``STEP_PARTS``. On a GPU, "forward" and
@@ -105,7 +118,7 @@ class ModelExecutor:
             seed: requests without a seed of their own draw from this one and their handle.
 
         Raises:
-            KVMemoryError: the KV pool does not fit into memory.
+            KVMemoryError: the KV pool, or the host's, does not fit into memory.
             ConfigError: another argument cannot be used.
         """
         if device != "auto" and torch.device(device).type != model.device.type:
@@ -121,6 +134,7 @@ class ModelExecutor:
         self._model = model
         self._max_num_batched_tokens = max_num_batched_tokens
         self._kv_caches = allocate_kv(model.config, cache, dtype, self.device)
+        self._host = HostKV(self._kv_caches, cache.num_host_blocks) if cache.num_host_blocks else None
         self._buffers = InputBuffers(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -145,6 +159,11 @@ class ModelExecutor:
     def kv_bytes(self) -> int:
         """Memory of the KV pool."""
         return sum(kv_cache.nbytes for kv_cache in self._kv_caches)
+
+    @property
+    def host_kv_bytes(self) -> int:
+        """Host memory for swapped blocks."""
+        return self._host.nbytes if self._host is not None else 0
 
     def submit(self, plan: StepPlan) -> None:
         """Start ``plan``.
@@ -190,6 +209,11 @@ class ModelExecutor:
         plan = step.plan
         start = time.perf_counter()
         self._admit(step)
+        start = step.lap("build", start)
+        step.moments.append(moment(self.device))
+        self._copy(step)
+        step.moments.append(moment(self.device))
+        start = step.lap("copy", start)
         inputs = self._buffers.build(plan)
         start = step.lap("build", start)
         hidden = self._model.forward(inputs.token_ids, self._kv_caches, inputs.metas[0])
@@ -202,6 +226,7 @@ class ModelExecutor:
             positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
             step.sampled = self._sampler.sample(logits, slots, positions, table)
             self._buffers.write_sampled(slots, positions, step.sampled.tokens)
+        step.moments.append(moment(self.device))
         step.lap("sample", start)
 
     def _admit(self, step: _PendingStep) -> None:
@@ -214,6 +239,20 @@ class ModelExecutor:
             except ConfigError as error:
                 step.failed[int(np.flatnonzero(step.plan.slots == row.slot)[0])] = str(error)
         self._buffers.append(step.plan.new_blocks)
+
+    def _copy(self, step: _PendingStep) -> None:
+        """Make the plan's swap copies. A row that gets back what was lost on the host fails."""
+        plan = step.plan
+        if not len(plan.swap_out) and not len(plan.swap_in):
+            return
+        if self._host is None:
+            raise ConfigError("num_host_blocks", 0, "must be above 0 for a plan that swaps")
+        self._host.swap_out(plan.swap_out)
+        ruined = self._host.swap_in(plan.swap_in)
+        for row in plan.admitted if len(ruined) else ():
+            if any(np.isin(block_ids, ruined).any() for block_ids in row.block_ids):
+                place = int(np.flatnonzero(plan.slots == row.slot)[0])
+                step.failed.setdefault(place, "its KV was lost: copying it to the host had failed")
 
     def _to_host(self, step: _PendingStep) -> StepResult:
         """The result of a step; what failed before, or fails now, delivers nothing."""
@@ -236,4 +275,5 @@ class ModelExecutor:
         if failed:
             counts[list(failed)] = 0
             tokens[list(failed)] = -1
-        return StepResult(plan.step, tokens, counts, logprobs, prompts, dict(sorted(failed.items())))
+        copy_s, forward_s = step.measured()
+        return StepResult(plan.step, tokens, counts, logprobs, prompts, dict(sorted(failed.items())), forward_s, copy_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +27,26 @@ _MMAP_THRESHOLD = (-3, 1 << 25)
 
 
 class KVMemoryError(ConfigError):
-    """The KV pool does not fit into memory.
+    """KV blocks do not fit into memory.
+
+    Args:
+        field: the option that says how many: "num_blocks" or "num_host_blocks".
+        num_blocks: that many, besides the null block.
+        needed_bytes, available_bytes: what they take, and what there is.
+        where: "on cpu", "in host memory", ...
 
     Attributes:
-        needed_bytes: what it takes.
+        needed_bytes: what they take.
         available_bytes: what there is.
     """
 
-    def __init__(self, num_blocks: int, needed_bytes: int, available_bytes: int, device: torch.device) -> None:
+    def __init__(self, field: str, num_blocks: int, needed_bytes: int, available_bytes: int, where: str) -> None:
         fitting = max(0, available_bytes * (num_blocks + 1) // needed_bytes - 1)
         limit = (
-            f"the KV cache needs {needed_bytes} bytes on {device}, where {available_bytes} bytes are available;"
+            f"the KV cache needs {needed_bytes} bytes {where}, where {available_bytes} bytes are available;"
             f" at most {fitting} blocks fit"
         )
-        super().__init__("num_blocks", num_blocks, limit)
+        super().__init__(field, num_blocks, limit)
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
 
@@ -69,9 +76,28 @@ def allocate_kv(model: ModelConfig, cache: CacheConfig, dtype: torch.dtype, devi
     available = available_bytes(device)
     # Asked beforehand, because Linux hands out more memory than it has and kills the process later.
     if available is not None and needed > available:
-        raise KVMemoryError(cache.num_blocks, needed, available, device)
+        raise KVMemoryError("num_blocks", cache.num_blocks, needed, available, f"on {device}")
     shape = kv_cache_shape(num_blocks, model.num_kv_heads, cache.block_size, model.head_dim)
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(model.num_layers)]
+
+
+def allocate_host_kv(kv_caches: Sequence[Tensor], num_blocks: int) -> Tensor:
+    """Host blocks [num_blocks + 1, layers, ...] for the blocks of ``kv_caches``; page-locked if those are on a GPU.
+
+    Raises:
+        KVMemoryError: there is not enough memory.
+    """
+    first = kv_caches[0]
+    on_gpu = first.device.type == "cuda"
+    shape = (num_blocks + 1, len(kv_caches), *first.shape[1:])
+    needed = torch.Size(shape).numel() * first.dtype.itemsize
+    available = available_bytes(torch.device("cpu"))
+    if available is not None:
+        # Linux counts memory as available until it is written to, and the device's blocks were not yet.
+        available -= 0 if on_gpu else min(available, sum(kv_cache.nbytes for kv_cache in kv_caches))
+        if needed > available:
+            raise KVMemoryError("num_host_blocks", num_blocks, needed, available, "in host memory")
+    return torch.empty(shape, dtype=first.dtype, pin_memory=on_gpu)
 
 
 def keep_freed_memory(libc: Any = None) -> bool:
