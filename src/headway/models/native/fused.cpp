@@ -90,8 +90,8 @@ extern "C" void headway_silu_mul(const float* gate_up, int64_t num_tokens, int64
       float* to = out + token * width;
       int64_t i = 0;
       for (; i + kLanes <= width; i += kLanes) {
-        const Vec x = load(gate + i);
-        const Vec power = exponential(splat(0.0f) - maximum(x, splat(-88.0f)));  // bounded: e^88 is still finite
+        const Vec x = maximum(splat(-88.0f), load(gate + i));  // e^88 is still finite
+        const Vec power = exponential(splat(0.0f) - x);
         store(to + i, x / (power + 1.0f) * load(up + i));
       }
       for (; i < width; ++i) to[i] = gate[i] / (1.0f + std::exp(-gate[i])) * up[i];

@@ -125,7 +125,7 @@ def native_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> 
     kind, multiply = _NUMBER_KINDS[weight.dtype], library.headway_linear
 
     def apply(x: Tensor, _kept: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
-        rows = x.shape[0]
+        rows, x = x.shape[0], x.contiguous()
         y = torch.empty((rows, out_features))
         multiply(x.data_ptr(), rows, weight_at, kind, in_features, out_features, bias_at, y.data_ptr())
         return y

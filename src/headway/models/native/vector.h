@@ -109,7 +109,7 @@ inline Vec load(const BFloat16* p) {
   return Vec(__builtin_convertvector(narrow, IntVec) << 16);
 }
 
-inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }  // b if either is not a number
 
 inline float sum(Vec v) {
   float total = 0.0f;
@@ -117,12 +117,12 @@ inline float sum(Vec v) {
   return total;
 }
 
-// exp(x) for x <= 88, within 2 units in the last place; 0 below -87, where the result would be subnormal.
+// exp(x) for x <= 88, within 2 units in the last place; 0 below -87, where the result would be subnormal; NaN for NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series, 2^n by the exponent's bits.
 inline Vec exponential(Vec x) {
   const Vec floor = splat(-87.0f);
   const Vec shifter = splat(0x1.8p23f);  // adding it leaves the nearest whole number in the low bits
-  const Vec bounded = maximum(x, floor);
+  const Vec bounded = maximum(floor, x);
   const Vec shifted = bounded * 1.44269504f + shifter;
   const Vec n = shifted - shifter;
   const Vec r = (bounded - n * 0.693359375f) - n * -2.12194440e-4f;

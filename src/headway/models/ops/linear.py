@@ -81,7 +81,7 @@ def check_weight_dtype(weight_dtype: str, device: torch.device, has_native: bool
 
 def fits_float16(weight: Tensor) -> bool:
     """Whether every value stays finite in float16."""
-    low, high = weight.aminmax()
+    low, high = weight.aminmax()  # NaN if any is, and then neither comparison holds
     return float(low) >= -FLOAT16_MAX and float(high) <= FLOAT16_MAX
 
 

@@ -1,0 +1,168 @@
+"""Both attention backends against attention written out in double precision."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from headway.models.ops.attention import Attention, BatchMeta, kv_cache_shape
+from headway.models.ops.registry import select_ops
+from tests.models.paged import batch_meta, scattered_tables
+
+BACKENDS = ("torch", "native")
+MIXED_ROWS = [(0, 1), (5, 1), (99, 1), (0, 33), (17, 40), (3, 2), (31, 1), (32, 1), (0, 100), (63, 2)]
+
+
+def reference(q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: BatchMeta, scale: float) -> Tensor:
+    """The definition, one query head at a time, in float64; writes the cache."""
+    block_size = kv_cache.shape[3]
+    for token, slot in enumerate(meta.slot_mapping.tolist()):
+        kv_cache[slot // block_size, 0, :, slot % block_size] = k[token].to(kv_cache.dtype)
+        kv_cache[slot // block_size, 1, :, slot % block_size] = v[token].to(kv_cache.dtype)
+    out = torch.zeros(q.shape, dtype=torch.float64)
+    group = q.shape[1] // k.shape[1]
+    for row, (begin, end, context) in enumerate(meta.rows):
+        places = [(int(meta.block_tables[row, p // block_size]), p % block_size) for p in range(context)]
+        cached = torch.stack([kv_cache[block, :, :, offset] for block, offset in places]).double()
+        for token in range(begin, end):
+            seen = context - (end - begin) + (token - begin) + 1
+            for head in range(q.shape[1]):
+                keys, values = cached[:seen, 0, head // group], cached[:seen, 1, head // group]
+                out[token, head] = torch.softmax(keys @ q[token, head].double() * scale, 0) @ values
+    return out.flatten(1)
+
+
+class Case:
+    """Random inputs for some rows."""
+
+    def __init__(
+        self,
+        rows: list[tuple[int, int]],
+        *,
+        num_heads: int = 4,
+        num_kv_heads: int = 2,
+        head_dim: int = 16,
+        block_size: int = 4,
+        dtype: torch.dtype = torch.float32,
+        sharpness: float = 1.0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(head_dim + block_size)
+        tables, num_blocks = scattered_tables([start + count for start, count in rows], block_size)
+        self.meta = batch_meta(rows, tables, block_size)
+        shape = kv_cache_shape(num_blocks, num_kv_heads, block_size, head_dim)
+        self.kv_cache = torch.randn(shape, generator=generator).to(dtype)
+        num_tokens = len(self.meta.positions)
+        # As the model does, all three are views of one tensor, so rows are strided.
+        qkv = torch.randn(num_tokens, num_heads + 2 * num_kv_heads, head_dim, generator=generator) * sharpness
+        self.q, self.k, self.v = qkv.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        self.scale = head_dim**-0.5
+
+    def run(self, attention: Attention) -> tuple[Tensor, Tensor]:
+        """Output and the cache after it."""
+        kv_cache = self.kv_cache.clone()
+        out = attention.write_kv_and_attend(self.q, self.k, self.v, kv_cache, self.meta, self.scale)
+        return out, kv_cache
+
+    def expected(self) -> tuple[Tensor, Tensor]:
+        kv_cache = self.kv_cache.clone()
+        return reference(self.q, self.k, self.v, kv_cache, self.meta, self.scale), kv_cache
+
+
+def attention_of(backend: str) -> Attention:
+    return select_ops("cpu", backend).attention
+
+
+def assert_matches(case: Case, backend: str, rtol: float = 1e-4, atol: float = 2e-6) -> None:
+    out, kv_cache = case.run(attention_of(backend))
+    expected, expected_cache = case.expected()
+    assert torch.equal(kv_cache, expected_cache)
+    torch.testing.assert_close(out.double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block_size", [1, 4, 16])
+@pytest.mark.parametrize("heads", [(2, 2), (9, 3), (4, 1)], ids=["1 per kv head", "3 per kv head", "4 per kv head"])
+def test_mixed_rows_match_the_definition(backend: str, block_size: int, heads: tuple[int, int]) -> None:
+    case = Case(MIXED_ROWS, num_heads=heads[0], num_kv_heads=heads[1], block_size=block_size)
+    assert_matches(case, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("head_dim", [2, 10, 64, 80, 128])
+def test_any_even_head_width(backend: str, head_dim: int) -> None:
+    assert_matches(Case([(0, 7), (40, 1), (20, 30)], head_dim=head_dim), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("group", [5, 7, 12, 130])
+def test_many_query_heads_for_one_kv_head(backend: str, group: int) -> None:
+    assert_matches(Case([(0, 20), (33, 1)], num_heads=group, num_kv_heads=1), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_cache_in_half_precision(backend: str, dtype: torch.dtype) -> None:
+    assert_matches(Case(MIXED_ROWS, dtype=dtype, block_size=16), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sharp_scores_neither_overflow_nor_vanish(backend: str) -> None:
+    # Scores of some thousands are rounded to a few ten-thousandths, and the values are tens.
+    assert_matches(Case([(0, 90), (70, 1)], sharpness=30.0), backend, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_contexts_of_several_parts(backend: str) -> None:
+    """Longer than a part of the native kernel, alone (so parts are spread over the threads) and among others."""
+    assert_matches(Case([(1100, 1)], num_kv_heads=1, block_size=16), backend)
+    assert_matches(Case([(510, 5)], num_kv_heads=1, block_size=16), backend)
+    assert_matches(Case([(1100, 1), (600, 20), *[(9, 1)] * 12], block_size=16), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("part", ["q", "k", "v"])
+def test_what_is_not_a_number_stays_so_in_its_own_row(backend: str, part: str) -> None:
+    case = Case([(3, 1), (20, 1), (0, 9)])
+    getattr(case, part)[1, :, 0] = float("nan")
+    out, _ = case.run(attention_of(backend))
+    assert out.isnan().any(1).tolist() == [False, True] + [False] * 9
+
+
+def test_native_result_of_a_row_is_the_same_number_in_any_batch() -> None:
+    attention = attention_of("native")
+    together = Case([(600, 3), (1050, 1), (0, 70), *[(20, 1)] * 20], num_kv_heads=1, block_size=16)
+    expected, _ = together.run(attention)
+    for row, (begin, end, context) in enumerate(together.meta.rows):
+        alone = Case([(context - (end - begin), end - begin)], num_kv_heads=1, block_size=16)
+        alone.q, alone.k, alone.v = (part[begin:end] for part in (together.q, together.k, together.v))
+        alone.kv_cache = together.kv_cache
+        alone.meta.block_tables = together.meta.block_tables[row : row + 1]
+        alone.meta.slot_mapping = together.meta.slot_mapping[begin:end]
+        out, _ = alone.run(attention)
+        assert torch.equal(out, expected[begin:end])
+
+
+def test_native_result_of_a_query_is_the_same_number_in_any_chunk() -> None:
+    attention = attention_of("native")
+    length = 140
+    whole = Case([(0, length)], block_size=4)
+    expected, _ = whole.run(attention)
+    for chunk in (1, 7, 64):
+        kv_cache = whole.kv_cache.clone()
+        for start in range(0, length, chunk):
+            end = min(length, start + chunk)
+            meta = batch_meta([(start, end - start)], [whole.meta.block_tables[0].tolist()], 4)
+            q, k, v = (part[start:end] for part in (whole.q, whole.k, whole.v))
+            out = attention.write_kv_and_attend(q, k, v, kv_cache, meta, whole.scale)
+            assert torch.equal(out, expected[start:end])
+
+
+def test_a_batch_refuses_tensors_of_other_types() -> None:
+    meta = batch_meta([(0, 2)], [[1]], 4)
+    with pytest.raises(TypeError, match="qo_indptr, context_lens and block_tables must be int32"):
+        BatchMeta(meta.positions, meta.slot_mapping, meta.qo_indptr.long(), meta.context_lens, meta.block_tables)
+    with pytest.raises(TypeError, match="positions and slot_mapping must be int64"):
+        BatchMeta(meta.positions, meta.slot_mapping.int(), meta.qo_indptr, meta.context_lens, meta.block_tables)
+    with pytest.raises(TypeError, match="contiguous along their last axis"):
+        BatchMeta(meta.positions, torch.arange(4)[::2], meta.qo_indptr, meta.context_lens, meta.block_tables)
