@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headway.config import SamplingParams
@@ -45,3 +47,32 @@ def test_the_largest_numbers_that_fit_do_run() -> None:
         126,
         16,
     ]  # end-of-text counts only from min_tokens on
+
+
+@pytest.mark.parametrize(
+    ("wishes", "field", "message"),
+    [
+        ({"deadline_s": 0.0}, "deadline_s", "above 0"),
+        ({"deadline_s": float("nan")}, "deadline_s", "above 0"),
+        ({"deadline_s": float("inf")}, "deadline_s", "above 0"),
+        ({"slo": "soon"}, "slo", "must be one of interactive, standard, batch"),
+    ],
+)
+def test_deadlines_that_order_nothing_are_refused(wishes: dict[str, Any], field: str, message: str) -> None:
+    engine = make_engine(ScriptedExecutor(echo), scheduling_policy="deadline")
+
+    with pytest.raises(RequestRefused, match=message) as refusal:
+        engine.prepare([1, 2], request_id="a", **wishes)
+
+    assert refusal.value.field == field
+
+
+def test_what_a_policy_looks_at_reaches_the_request() -> None:
+    engine = make_engine(ScriptedExecutor(echo))
+    wishes: dict[str, Any] = {"tenant": "anna", "deadline_s": 2.5, "slo": "batch", "priority": 3}
+
+    prompt = engine.prepare([1, 2], request_id="a", **wishes).request
+    chat = engine.prepare_chat([{"role": "user", "content": "hi"}], request_id="b", **wishes).request
+
+    for request in (prompt, chat):
+        assert {name: getattr(request, name) for name in wishes} == wishes

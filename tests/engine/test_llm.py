@@ -108,6 +108,18 @@ def test_priority_and_salt_reach_the_scheduler() -> None:
     assert cached == [0, 0, 8]
 
 
+def test_deadlines_and_tenants_reach_the_scheduler_prompt_by_prompt() -> None:
+    def order(policy: str, prompts: list[str], **wishes: Any) -> list[int]:
+        llm = make_llm(max_num_seqs=1, scheduling_policy=policy)
+        return [index for index, update in llm.stream(prompts, FOUR, **wishes) if update.output]
+
+    assert order("deadline", ["a", "b", "c"], deadline_s=[90.0, None, 30.0]) == [2, 0, 1]
+    assert order("deadline", ["a", "b", "c"], slo=["batch", "interactive", "standard"]) == [1, 2, 0]
+    assert order("fair", ["a", "b", "c"], tenant=["x", "x", "y"]) == [0, 2, 1]
+    with pytest.raises(ConfigError, match="deadline_s"):
+        order("deadline", ["a", "b"], deadline_s=[1.0])
+
+
 # --- refusals ----------------------------------------------------------------------------------------------
 
 

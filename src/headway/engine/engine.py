@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
 
 from headway.config import SamplingParams
 from headway.core.plan import Int32
+from headway.core.policies import SLO_CLASSES
 from headway.core.request import Request, RequestRefused
 from headway.core.scheduler import Scheduler
 from headway.engine.loop import EngineLoop, StepReport
@@ -88,6 +90,9 @@ class Engine:
         request_id: str,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        deadline_s: float | None = None,
+        slo: str = "",
         add_special_tokens: bool = True,
     ) -> Prepared:
         """Make a request and check it, without adding it.
@@ -98,6 +103,9 @@ class Engine:
             request_id: unique among unfinished requests.
             priority: smaller is more urgent, under the priority policy.
             cache_salt: prefixes are shared within one salt only.
+            tenant: who asks, for the fair policy.
+            deadline_s: seconds after arrival by which it should be served, for the deadline policy.
+            slo: a class of deadlines instead, one of ``SLO_CLASSES``.
             add_special_tokens: whether a text gets the model's beginning-of-text token.
 
         Raises:
@@ -108,6 +116,7 @@ class Engine:
         try:
             sampling = sampling if sampling is not None else SamplingParams()
             self._check_numbers(sampling, priority)
+            _check_deadline(deadline_s, slo)
             request = Request(
                 request_id,
                 self._token_ids(prompt, add_special_tokens),
@@ -115,6 +124,9 @@ class Engine:
                 eos_token_ids=self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                tenant=tenant,
+                deadline_s=deadline_s,
+                slo=slo,
             )
             self.scheduler.check(request)
         except RequestRefused as refusal:
@@ -131,6 +143,9 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         priority: int = 0,
         cache_salt: str = "",
+        tenant: str = "",
+        deadline_s: float | None = None,
+        slo: str = "",
     ) -> Prepared:
         """The same for a conversation, which the model's chat template makes a prompt of.
 
@@ -156,6 +171,9 @@ class Engine:
             request_id=request_id,
             priority=priority,
             cache_salt=cache_salt,
+            tenant=tenant,
+            deadline_s=deadline_s,
+            slo=slo,
             add_special_tokens=False,  # the template writes them all
         )
 
@@ -249,3 +267,12 @@ class Engine:
         if abs(priority) > MAX_PRIORITY:
             message = f"priority is {priority}; it must be from {-MAX_PRIORITY} to {MAX_PRIORITY}"
             raise RequestRefused("priority", priority, MAX_PRIORITY, message)
+
+
+def _check_deadline(deadline_s: float | None, slo: str) -> None:
+    """Refuse deadlines that nothing can be ordered by, and classes that nobody defined."""
+    if deadline_s is not None and not 0.0 < deadline_s < inf:
+        message = f"deadline_s is {deadline_s}; it must be a number of seconds above 0"
+        raise RequestRefused("deadline_s", deadline_s, None, message)
+    if slo and slo not in SLO_CLASSES:
+        raise RequestRefused("slo", slo, None, f"slo is {slo!r}; it must be one of {', '.join(SLO_CLASSES)}")

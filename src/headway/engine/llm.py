@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from headway.config import ConfigError, SamplingParams
 from headway.core.request import RequestRefused
@@ -17,7 +17,6 @@ from headway.engine.progress import GenerationProgress
 
 OnRefusal = Literal["raise", "return"]
 Conversation = Sequence[Mapping[str, Any]]
-Value = TypeVar("Value")
 
 
 class PromptRefused(RequestRefused):
@@ -49,6 +48,24 @@ class _Call:
     updates: deque[RequestUpdate] = field(default_factory=deque)
 
 
+@dataclass(frozen=True)
+class _Wishes:
+    """What a call wants besides its prompts: each one for all, or one per prompt."""
+
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None
+    priority: int | Sequence[int]
+    cache_salt: str | Sequence[str]
+    tenant: str | Sequence[str]
+    deadline_s: float | Sequence[float | None] | None
+    slo: str | Sequence[str]
+
+    def by_prompt(self, count: int) -> list[dict[str, Any]]:
+        """Arguments of :meth:`Engine.prepare`, one dictionary per prompt."""
+        columns = {spec.name: per_prompt(spec.name, getattr(self, spec.name), count) for spec in fields(self)}
+        columns["sampling"] = columns.pop("sampling_params")
+        return [{name: values[index] for name, values in columns.items()} for index in range(count)]
+
+
 class OfflineLLM:
     """Runs prompts on an engine in the caller's thread: the engine moves while a call waits for its outputs.
 
@@ -69,6 +86,9 @@ class OfflineLLM:
         *,
         priority: int | Sequence[int] = 0,
         cache_salt: str | Sequence[str] = "",
+        tenant: str | Sequence[str] = "",
+        deadline_s: float | Sequence[float | None] | None = None,
+        slo: str | Sequence[str] = "",
         use_progress: bool = False,
         errors: OnRefusal = "raise",
     ) -> list[RequestOutput]:
@@ -79,6 +99,9 @@ class OfflineLLM:
             sampling_params: one for all, or one per prompt.
             priority: smaller is more urgent, under the priority policy; one for all, or one per prompt.
             cache_salt: prefixes are shared within one salt only; one for all, or one per prompt.
+            tenant: who asks, for the fair policy; one for all, or one per prompt.
+            deadline_s: seconds by which prompts should be served, for the deadline policy; likewise.
+            slo: a class of deadlines instead ("interactive", "standard", "batch"); likewise.
             use_progress: show a progress bar.
             errors: what to do about prompts that can never be served: "raise", before anything runs, or "return"
                 an output with finish reason "refused" in their place.
@@ -90,8 +113,8 @@ class OfflineLLM:
             PromptRefused: see ``errors``.
             ConfigError: lists of unequal length.
         """
-        call = self._prepare_prompts(prompts, sampling_params, priority, cache_salt, errors)
-        return self._outputs(call, use_progress)
+        wishes = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo)
+        return self._outputs(self._prepare_prompts(prompts, wishes, errors), use_progress)
 
     def chat(
         self,
@@ -101,6 +124,9 @@ class OfflineLLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         priority: int | Sequence[int] = 0,
         cache_salt: str | Sequence[str] = "",
+        tenant: str | Sequence[str] = "",
+        deadline_s: float | Sequence[float | None] | None = None,
+        slo: str | Sequence[str] = "",
         use_progress: bool = False,
         errors: OnRefusal = "raise",
     ) -> list[RequestOutput]:
@@ -113,14 +139,11 @@ class OfflineLLM:
         The other arguments, the result and the errors are those of :meth:`generate`.
         """
         listed = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
-        settings = self._settings(len(listed), sampling_params, priority, cache_salt)
+        settings = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo).by_prompt(len(listed))
 
         def prepare(index: int, request_id: str) -> Prepared:
-            sampling, urgency, salt = settings[index]
             messages: Any = listed[index]
-            return self.engine.prepare_chat(
-                messages, sampling, request_id=request_id, tools=tools, priority=urgency, cache_salt=salt
-            )
+            return self.engine.prepare_chat(messages, request_id=request_id, tools=tools, **settings[index])
 
         return self._outputs(self._prepare(len(listed), prepare, errors), use_progress)
 
@@ -131,6 +154,9 @@ class OfflineLLM:
         *,
         priority: int | Sequence[int] = 0,
         cache_salt: str | Sequence[str] = "",
+        tenant: str | Sequence[str] = "",
+        deadline_s: float | Sequence[float | None] | None = None,
+        slo: str | Sequence[str] = "",
         errors: OnRefusal = "raise",
     ) -> Iterator[tuple[int, RequestUpdate]]:
         """Complete all prompts and hand out what is new as soon as it is there.
@@ -141,7 +167,8 @@ class OfflineLLM:
         Returns:
             Pairs of a prompt's index and its update; the last one of each prompt has the whole output.
         """
-        return self._run(self._prepare_prompts(prompts, sampling_params, priority, cache_salt, errors))
+        wishes = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo)
+        return self._run(self._prepare_prompts(prompts, wishes, errors))
 
     def close(self) -> None:
         """Take no more prompts and close the trace; memory goes with the object. More calls do nothing."""
@@ -157,44 +184,14 @@ class OfflineLLM:
 
     # --- preparing a call ----------------------------------------------------------------------------------
 
-    def _prepare_prompts(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: int | Sequence[int],
-        cache_salt: str | Sequence[str],
-        errors: OnRefusal,
-    ) -> _Call:
+    def _prepare_prompts(self, prompts: Prompt | Sequence[Prompt], wishes: _Wishes, errors: OnRefusal) -> _Call:
         listed = list_prompts(prompts)
-        settings = self._settings(len(listed), sampling_params, priority, cache_salt)
+        settings = wishes.by_prompt(len(listed))
 
         def prepare(index: int, request_id: str) -> Prepared:
-            sampling, urgency, salt = settings[index]
-            return self.engine.prepare(
-                listed[index], sampling, request_id=request_id, priority=urgency, cache_salt=salt
-            )
+            return self.engine.prepare(listed[index], request_id=request_id, **settings[index])
 
         return self._prepare(len(listed), prepare, errors)
-
-    @staticmethod
-    def _settings(
-        count: int,
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        priority: int | Sequence[int],
-        cache_salt: str | Sequence[str],
-    ) -> list[tuple[SamplingParams, int, str]]:
-        """Sampling, priority and salt of each prompt."""
-        sampling = SamplingParams() if sampling_params is None else sampling_params
-        return list(
-            zip(
-                [sampling] * count
-                if isinstance(sampling, SamplingParams)
-                else per_prompt("sampling_params", sampling, count),
-                [priority] * count if isinstance(priority, int) else per_prompt("priority", priority, count),
-                [cache_salt] * count if isinstance(cache_salt, str) else per_prompt("cache_salt", cache_salt, count),
-                strict=True,
-            )
-        )
 
     def _prepare(self, count: int, prepare: Callable[[int, str], Prepared], errors: OnRefusal) -> _Call:
         """Check all prompts before any is run."""
@@ -270,8 +267,10 @@ def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     )
 
 
-def per_prompt(name: str, values: Sequence[Value], count: int) -> list[Value]:
-    """One value per prompt; :class:`ConfigError` if there are not as many as prompts."""
+def per_prompt(name: str, values: Any, count: int) -> list[Any]:
+    """One value per prompt; :class:`ConfigError` if a list has not as many as there are prompts."""
+    if values is None or isinstance(values, (int, float, str, SamplingParams)):
+        return [values] * count
     if len(values) != count:
         raise ConfigError(name, len(values), f"must be one for all prompts or one per prompt ({count})")
     return list(values)
