@@ -32,7 +32,7 @@ LIMITS: Mapping[str, Any] = {
 }
 """Small on purpose: long prompts do not fit a step, and twelve requests do not fit 160 blocks for long."""
 
-SAMPLING: Mapping[str, Any] = {"temperature": 0.0}
+SAMPLING: Mapping[str, Any] = {"temperature": 0.0, "frequency_penalty": 0.2}
 TABLE_WIDTH = 150
 """Columns, where standard output is no terminal."""
 
@@ -111,7 +111,7 @@ def _report(run: DemoRun, console: Console) -> None:
     from headway.cli.report import request_table, summarize, summary_table
 
     console.print()
-    console.print(request_table(run.outputs))
+    console.print(request_table(run.outputs, console.width))
     console.print()
     console.print(summary_table(summarize(run.outputs, run.timeline)))
     console.print()

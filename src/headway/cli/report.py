@@ -9,7 +9,12 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.cli.timeline import Timeline
-from headway.engine.outputs import RequestOutput
+from headway.engine.outputs import RequestMetrics, RequestOutput
+
+NUMBERS_WIDTH = 68
+"""Columns of the request table without names and texts."""
+LEAST_TEXT = 30
+"""Texts shorter than this are left out of it."""
 
 
 @dataclass(frozen=True)
@@ -76,34 +81,41 @@ def summary_table(summary: Summary) -> Table:
     return table
 
 
-def request_table(outputs: Sequence[RequestOutput]) -> Table:
-    """One line per request, in the order given. Texts are cut to fit."""
-    table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=True)
-    table.add_column("request", no_wrap=True)
-    for heading in ("queue s", "TTFT ms", "TPOT ms", "prompt", "cached", "chunks", "output", "preempted"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("end", no_wrap=True)
-    table.add_column("text", no_wrap=True, overflow="ellipsis", ratio=1)
+def request_table(outputs: Sequence[RequestOutput], width: int) -> Table:
+    """One line per request, in the order given, ``width`` columns at most; the text is cut to what room there is."""
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    table.add_column("\nrequest", no_wrap=True)
+    for heading in ("queue\ns", "TTFT\nms", "TPOT\nms", "prompt", "cached", "chunks", "output", "pre-\nempted"):
+        table.add_column(heading if "\n" in heading else f"\n{heading}", justify="right", no_wrap=True)
+    table.add_column("\nend", no_wrap=True)
+    room = width - NUMBERS_WIDTH - max((len(output.request_id) for output in outputs), default=0)
+    if room >= LEAST_TEXT:
+        table.add_column("\ntext", no_wrap=True)
     for output in outputs:
-        one = output.metrics
-        text = Text(" ".join(output.text.split()) if output.error is None else output.error.message)
-        if one is None:
-            table.add_row(output.request_id, *[""] * 8, output.finish_reason, text)
-            continue
-        table.add_row(
-            output.request_id,
-            "" if one.queue_s is None else f"{one.queue_s:.2f}",
-            _milliseconds(one.ttft_s, 0),
-            _milliseconds(one.tpot_s, 1),
-            f"{one.num_prompt_tokens:,}",
-            f"{one.num_cached_tokens:,}",
-            str(one.num_chunks),
-            str(one.num_output_tokens),
-            str(one.num_preemptions or ""),
-            output.finish_reason,
-            text,
-        )
+        cells = [output.request_id, *_number_cells(output.metrics), output.finish_reason]
+        table.add_row(*cells, *([Text(shortened(output, room))] if room >= LEAST_TEXT else []))
     return table
+
+
+def shortened(output: RequestOutput, room: int) -> str:
+    """The text of an output, or what went wrong, on one line of at most ``room`` characters."""
+    text = " ".join((output.text if output.error is None else output.error.message).split())
+    return text if len(text) <= room else text[: room - 1] + "\u2026"
+
+
+def _number_cells(one: RequestMetrics | None) -> list[str]:
+    if one is None:
+        return [""] * 8
+    return [
+        "" if one.queue_s is None else f"{one.queue_s:.2f}",
+        _milliseconds(one.ttft_s, 0),
+        _milliseconds(one.tpot_s, 1),
+        f"{one.num_prompt_tokens:,}",
+        f"{one.num_cached_tokens:,}",
+        str(one.num_chunks),
+        str(one.num_output_tokens),
+        str(one.num_preemptions or ""),
+    ]
 
 
 def _milliseconds(seconds: float | None, digits: int) -> str:
