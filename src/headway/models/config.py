@@ -48,9 +48,7 @@ def canonical_architecture(name: str) -> str:
     """Our name of an architecture that goes by ``name`` elsewhere; :class:`UnsupportedModel` if we have none."""
     if name not in ARCHITECTURE_ALIASES:
         known = ", ".join(sorted(set(ARCHITECTURE_ALIASES.values())))
-        raise UnsupportedModel(
-            name, f"architecture {name!r} is not supported; its architecture comes later ({known} are)"
-        )
+        raise UnsupportedModel(name, f"model {name!r} is not supported: its architecture comes later (now: {known})")
     return ARCHITECTURE_ALIASES[name]
 
 

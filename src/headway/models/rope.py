@@ -63,7 +63,8 @@ def _yarn(base: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
     low, high = max(low, 0), min(high, config.head_dim - 1)
     pairs = torch.arange(config.head_dim // 2, dtype=torch.float32)
     slow = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
-    return base / factor * slow + base * (1 - slow), _yarn_magnitude(factor, scaling)
+    keep = 1 - slow
+    return (1 / (factor * (1 / base))) * (1 - keep) + base * keep, _yarn_magnitude(factor, scaling)
 
 
 def _yarn_magnitude(factor: float, scaling: Mapping[str, Any]) -> float:

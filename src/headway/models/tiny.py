@@ -8,6 +8,7 @@ to token, so that an error in any layer shows.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Te
     if name.endswith(".bias"):
         return 0.2 * noise
     # Wide enough that attention picks among tokens and each layer changes the stream: narrower ones repeat a token.
-    return noise * 2 / shape[1] ** 0.5
+    return noise * (2 / math.sqrt(shape[1]))
 
 
 def _hf_config(
