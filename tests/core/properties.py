@@ -266,6 +266,10 @@ class StepChecker(Watcher):
             if book in served or book.slot is None:
                 continue
             reason = reasons[book.name].code
+            if reason is ReasonCode.IN_FLIGHT and before.flying:
+                urgent = [other for other in before.waiting if other.key[0] < book.key[0] and other.name in reasons]
+                assert urgent, self.broken("P2", f"{book} is called off for nobody")
+                continue
             assert reason is ReasonCode.KV_SHORT, self.broken("P2", f"{book} got no token: {reason}")
             assert book.computed == len(book.tables[0]) * self.cache.block_size, self.broken(
                 "P2", f"{book} has its block"

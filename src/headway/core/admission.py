@@ -177,6 +177,8 @@ class Scan:
             displaced = self._displaceable(candidate, new_blocks)
             if displaced:
                 return displaced
+            if state.num_plans_inflight:
+                self._call_off(self._displaceable(candidate, new_blocks, in_flight_too=True))
         if not has_slot:
             return WaitReason(ReasonCode.SLOTS_FULL, state.step)
         return WaitReason(ReasonCode.KV_SHORT, state.step, need=need, by=reserved_by(state))
@@ -184,7 +186,7 @@ class Scan:
     def _watermark(self, num_rows: int) -> int:
         return int(self.state.config.watermark * self.state.kv.pool.num_blocks) if num_rows else 0
 
-    def _displaceable(self, candidate: Candidate, new_blocks: int) -> list[int]:
+    def _displaceable(self, candidate: Candidate, new_blocks: int, *, in_flight_too: bool = False) -> list[int]:
         """The fewest rows from the tail, all less urgent, that make the request fit; empty if none do."""
         state = self.state
         columns, release = state.columns, ReleaseCount(state)
@@ -193,7 +195,7 @@ class Scan:
         for slot in reversed(state.rows.slots.tolist()):
             if columns.urgency[slot] <= candidate.request.order_key[0]:
                 break
-            if columns.frames[slot]:
+            if columns.frames[slot] and not in_flight_too:
                 continue
             avail += release.freed_by(slot)
             release.drop(slot)
@@ -243,13 +245,32 @@ class Scan:
     def _displace(self, request: Request, displaced: list[int], taken: Bool) -> None:
         if not displaced:
             return
-        grants = self.grants
-        grants.left += int(grants.grant[taken].sum())
-        if grants.long is not None:
-            grants.long_left += int(grants.grant[taken & grants.long].sum())
-        grants.grant[taken] = 0
-        grants.displaced += displaced
+        self._take_back(taken)
+        self.grants.displaced += displaced
         preempt(self.state, displaced, by=request.request_id, cause="displaced")
+
+    def _call_off(self, slots: list[int]) -> None:
+        """Leave rows out of this step that can be displaced once their steps in flight have returned.
+
+        Without this, a row that always has a step in flight could never be displaced. Blocks that they took in this
+        step go back, since a plan that ends up without rows is dropped with all that it says.
+        """
+        grants, columns = self.grants, self.state.columns
+        self._take_back(self._row_mask(slots))
+        columns.reason[slots] = REASON_NUMBER[ReasonCode.IN_FLIGHT]
+        if grants.new_blocks is not None:
+            takers, index, block_ids = grants.new_blocks
+            back = np.isin(takers, slots)
+            self.state.kv.pool.free(block_ids[back][::-1].ravel())
+            np.subtract.at(columns.held, takers[back], 1)
+            grants.new_blocks = takers[~back], index[~back], block_ids[~back]
+
+    def _take_back(self, rows: Bool) -> None:
+        grants = self.grants
+        grants.left += int(grants.grant[rows].sum())
+        if grants.long is not None:
+            grants.long_left += int(grants.grant[rows & grants.long].sum())
+        grants.grant[rows] = 0
 
     def _reclaim(self, candidate: Candidate, grant: int, lower: Bool) -> None:
         """Take tokens back from chunks of less urgent rows, tail first, until the grant is covered."""
