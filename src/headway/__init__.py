@@ -8,14 +8,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from headway.version import __version__
+
 if TYPE_CHECKING:
     from headway.build import LLM
     from headway.config import SamplingParams
     from headway.engine.outputs import RequestOutput
 
 __all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
-
-__version__ = "0.1.0"
 
 _HOME = {"LLM": "headway.build", "RequestOutput": "headway.engine.outputs", "SamplingParams": "headway.config"}
 

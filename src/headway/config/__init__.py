@@ -4,5 +4,15 @@ from headway.config.engine import EngineOptions
 from headway.config.options import Checked, ConfigError, option
 from headway.config.sampling import SamplingParams
 from headway.config.scheduler import CacheConfig, SchedulerConfig
+from headway.config.server import ServerOptions
 
-__all__ = ["CacheConfig", "Checked", "ConfigError", "EngineOptions", "SamplingParams", "SchedulerConfig", "option"]
+__all__ = [
+    "CacheConfig",
+    "Checked",
+    "ConfigError",
+    "EngineOptions",
+    "SamplingParams",
+    "SchedulerConfig",
+    "ServerOptions",
+    "option",
+]

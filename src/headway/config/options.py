@@ -37,6 +37,7 @@ def option(
     maximum: float | None = None,
     choices: Sequence[Any] | None = None,
     flag: bool = True,
+    secret: bool = False,
 ) -> Any:
     """Declare one option.
 
@@ -48,6 +49,7 @@ def option(
         maximum: largest value allowed, inclusive.
         choices: the closed set of allowed values.
         flag: whether the option becomes a command-line flag.
+        secret: whether its value must never be shown; it is left out of the dataclass's ``repr``.
     """
     metadata = {
         "help": help,
@@ -58,10 +60,10 @@ def option(
         "flag": flag,
     }
     if default is dataclasses.MISSING:
-        return dataclasses.field(metadata=metadata)
+        return dataclasses.field(metadata=metadata, repr=not secret)
     if default.__hash__ is None:  # dataclasses take such a default only from a factory; ours are read-only
-        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
-    return dataclasses.field(default=default, metadata=metadata)
+        return dataclasses.field(default_factory=lambda: default, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 class Checked:

@@ -1,0 +1,73 @@
+"""Options of the HTTP server. The queue limits are the engine's: ``max_num_queued_reqs`` and ``..._tokens``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headway.config.options import Checked, ConfigError, option
+
+HIDDEN = "(hidden)"
+"""Stands for a secret in messages."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(Checked):
+    """Where the server listens, whom it lets in, how much one call may ask for, and how it ends."""
+
+    host: str = option("127.0.0.1", help="Address to listen on; other machines reach 0.0.0.0 only.")
+    port: int = option(8000, help="Port to listen on; 0 takes a free one.", minimum=0, maximum=65535)
+    served_model_name: tuple[str, ...] = option(
+        (), help="Names under which clients may ask for the model, the first one in answers; none is the model's own."
+    )
+    api_key: tuple[str, ...] = option(
+        (),
+        help="Keys, one of which every call but health must bring; better given by environment or file.",
+        secret=True,
+    )
+    cache_isolation: bool = option(
+        False, help="Share cached prefixes within one API key only, so that keys cannot probe each other's prompts."
+    )
+
+    drain_timeout: float = option(
+        30.0, help="After SIGTERM, open answers have this long to end by themselves.", unit="seconds", minimum=0.0
+    )
+    stall_timeout: float = option(
+        60.0,
+        help="A busy engine without a finished step for this long counts as frozen; must exceed the longest step.",
+        unit="seconds",
+        minimum=0.001,
+    )
+    keep_alive: float | None = option(
+        15.0,
+        help="A stream without news for this long gets a comment line, so that nothing on the way gives up on it.",
+        unit="seconds",
+        minimum=0.01,
+    )
+
+    max_body_mib: float = option(16.0, help="Largest body of a call.", unit="MiB", minimum=0.0)
+    max_prompts: int = option(256, help="Most prompts in one call.", unit="prompts", minimum=1)
+    max_n: int = option(64, help="Largest n and best_of.", unit="choices", minimum=1)
+    max_sequences: int = option(
+        512, help="Most generations of one call: prompts times the larger of n and best_of.", minimum=1
+    )
+    max_logprobs: int = option(20, help="Most alternatives per token.", minimum=0, maximum=100)
+    max_stop: int = option(16, help="Most stop strings, and most stop token ids, of one call.", minimum=0)
+    max_stop_chars: int = option(256, help="Longest stop string.", unit="characters", minimum=1)
+    max_logit_bias: int = option(300, help="Most entries of a logit bias.", minimum=0)
+
+    access_log: bool = option(False, help="Log a line per call: address, method, path, status.")
+
+    def check(self) -> None:
+        if any(not key or not key.isascii() or any(char.isspace() for char in key) for key in self.api_key):
+            raise ConfigError("api_key", HIDDEN, "must not be empty, and be ASCII without spaces")
+        if self.cache_isolation and not self.api_key:
+            raise ConfigError("cache_isolation", True, "has no effect without api_key")
+        if any(not name for name in self.served_model_name):
+            raise ConfigError("served_model_name", self.served_model_name, "must not be empty")
+        if self.max_sequences < self.max_n:
+            raise ConfigError("max_sequences", self.max_sequences, f"must be at least max_n ({self.max_n})")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The body limit in bytes."""
+        return int(self.max_body_mib * 2**20)

@@ -1,0 +1,111 @@
+"""Options from the environment and from a TOML file, by the same definitions that make the command-line flags.
+
+A field ``max_n`` is the variable ``HEADWAY_MAX_N`` and the key ``max_n``. In a variable, several values of one option
+are separated by commas, and ``none`` stands for no value. Flags go before the environment, which goes before the file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headway.config.options import Checked, ConfigError
+
+PREFIX = "HEADWAY_"
+NONE = "none"
+_BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def from_environment(options: type[Checked], environment: Mapping[str, str]) -> dict[str, Any]:
+    """The options that are set there.
+
+    Raises:
+        ConfigError: a value cannot be read.
+    """
+    return {
+        name: _parse(spec, kind, environment[PREFIX + name.upper()])
+        for name, (spec, kind) in _kinds(options).items()
+        if PREFIX + name.upper() in environment
+    }
+
+
+def from_file(path: Path, options: Sequence[type[Checked]]) -> list[dict[str, Any]]:
+    """The options set in a TOML file, for each of the dataclasses.
+
+    Raises:
+        ConfigError: the file cannot be read, or has a key that no dataclass knows, or a value of another kind.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError("config", str(path), f"cannot be read ({error})") from error
+    kinds = [_kinds(each) for each in options]
+    known = [name for each in kinds for name in each]
+    for key in content:
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError("config", key, f"did you mean {close[0]}?" if close else "there is no such option")
+    return [{name: _take(*each[name], content[name]) for name in content if name in each} for each in kinds]
+
+
+def _kinds(options: type[Checked]) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
+    """Field and type of every option that users may set."""
+    hints = typing.get_type_hints(options)
+    fields = dataclasses.fields(options)  # type: ignore[arg-type]
+    return {spec.name: (spec, hints[spec.name]) for spec in fields if spec.metadata.get("flag")}
+
+
+def _bare(kind: Any) -> tuple[Any, bool]:
+    """A type without ``None``, and whether it allowed that."""
+    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
+        return kind, False
+    [bare] = [each for each in typing.get_args(kind) if each is not type(None)]
+    return bare, True
+
+
+def _parse(spec: dataclasses.Field[Any], kind: Any, text: str) -> Any:
+    """A value out of its text."""
+    bare, optional = _bare(kind)
+    if optional and text == NONE:
+        return None
+    if typing.get_origin(bare) is tuple:
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if bare is bool:
+        if text.lower() not in _BOOLEANS:
+            raise ConfigError(spec.name, text, f"must be one of {', '.join(_BOOLEANS)}")
+        return _BOOLEANS[text.lower()]
+    if bare in (int, float):
+        try:
+            return bare(text)
+        except ValueError:
+            what = "an integer" if bare is int else "a number"
+            raise ConfigError(spec.name, text, f"must be {what}{f' or {NONE}' if optional else ''}") from None
+    return text
+
+
+def _take(spec: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
+    """A value as TOML gives it, if it is of the right kind."""
+    bare, optional = _bare(kind)
+    if optional and value == NONE:
+        return None
+    if typing.get_origin(bare) is tuple:
+        values = [value] if isinstance(value, str) else value
+        if isinstance(values, list) and all(isinstance(each, str) for each in values):
+            return tuple(values)
+        raise ConfigError(spec.name, _shown(spec, value), "must be a string or a list of strings")
+    if bare is float and type(value) is int:
+        return float(value)
+    if type(value) is not bare:
+        names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
+        raise ConfigError(spec.name, value, f"must be {names[bare]}{f' or {NONE!r}' if optional else ''}")
+    return value
+
+
+def _shown(spec: dataclasses.Field[Any], value: Any) -> Any:
+    return value if spec.repr else "(hidden)"

@@ -1,0 +1,45 @@
+"""The application: a service, its routes, and what every call passes first."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from headway.server import errors
+from headway.server.edge import Edge
+from headway.server.routes import generation, health, models, tokens
+from headway.server.service import Service
+from headway.version import __version__
+
+ROUTERS = (generation.router, models.router, tokens.router, health.router)
+
+
+def create_app(service: Service) -> FastAPI:
+    """The ASGI application of a server; the engine starts and stops with it.
+
+    Args:
+        service: what the routes share.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="Headway",
+        version=__version__,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        docs_url=None,  # FastAPI's pages load their scripts from outside
+        redoc_url=None,
+    )
+    app.state.service = service
+    for router in ROUTERS:
+        app.include_router(router)
+    errors.install(app)
+    app.add_middleware(Edge, keys=service.options.api_key, max_body_bytes=service.options.max_body_bytes)
+    return app

@@ -1,0 +1,184 @@
+"""One generation call from its admission to its end.
+
+Order: :meth:`Call.start` once; then :meth:`Call.take` until it returns ``None``; :meth:`Call.close` always. The counts
+of admission do not depend on any of it: what was never submitted is given back by ``close``, what was submitted when
+the engine lets go of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from headway.config import ConfigError
+from headway.core.request import RequestRefused
+from headway.engine.async_engine import AsyncEngine, EngineDead, UpdateStream
+from headway.engine.engine import Prepared
+from headway.engine.outputs import RequestUpdate
+from headway.server import errors
+from headway.server.admission import Ticket, TurnedAway
+from headway.server.errors import ApiError
+from headway.server.spec import CallSpec, PromptInput
+from headway.server.tokenising import TokenIds, Tokenising
+
+Updates = list[tuple[int, RequestUpdate]]
+
+
+class Call:
+    """A call that was let in.
+
+    Args:
+        request_id: its name, for the client too.
+        owner: who may abort it; empty if there are no API keys.
+        spec: what it asks for.
+        cache_salt: the client's, or one that keeps its key's prefixes apart.
+        ticket: its place in the counts.
+        engine, tokenising: what it runs on.
+        on_close: called once at the end.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        owner: str,
+        spec: CallSpec,
+        cache_salt: str,
+        *,
+        ticket: Ticket,
+        engine: AsyncEngine,
+        tokenising: Tokenising,
+        on_close: Callable[[], None],
+    ) -> None:
+        self.request_id = request_id
+        self.owner = owner
+        self.spec = spec
+        self._cache_salt = cache_salt
+        self._ticket = ticket
+        self._engine = engine
+        self._tokenising = tokenising
+        self._on_close: Callable[[], None] | None = on_close
+        self._updates: UpdateStream | None = None
+        self._failure: ApiError | None = None
+        self._deadline: asyncio.TimerHandle | None = None
+        if spec.timeout_s is not None:
+            self._deadline = asyncio.get_running_loop().call_later(spec.timeout_s, self._expire)
+
+    async def start(self, *, final_only: bool) -> list[str]:
+        """Tokenise, count and submit.
+
+        Args:
+            final_only: whether only whole outputs are wanted.
+
+        Returns:
+            The prompts as texts if the answer is to repeat them, else nothing.
+
+        Raises:
+            ApiError: the call cannot be served, or was ended meanwhile.
+        """
+        try:
+            prompts = await self._tokenising.encode(self.spec.prompts, self._may_go_on)
+            self._may_go_on()
+            prepared = self._prepare(prompts)
+            texts = self._texts(prompts) if self.spec.echo else []
+            self._ticket.charge([entry.request.num_prompt_tokens for entry in prepared])
+            self._updates = self._engine.submit(prepared, final_only=final_only, listener=self._ticket)
+            return texts
+        except RequestRefused as refusal:
+            raise errors.refused(refusal, self.spec.prompt_field) from refusal
+        except ConfigError as error:
+            raise errors.bad_option(error) from error
+        except TurnedAway as error:
+            raise errors.turned_away(error) from error
+        except EngineDead as error:
+            raise errors.engine_dead(str(error)) from error
+
+    async def take(self, timeout_s: float | None = None) -> Updates | None:
+        """What is new, by index of the generation; empty after ``timeout_s``, ``None`` at the end.
+
+        Raises:
+            ApiError: no more will come.
+        """
+        if self._updates is None:
+            raise RuntimeError("the call was not started")
+        try:
+            return await self._updates.take(timeout_s)
+        except EngineDead as error:
+            raise errors.engine_dead(str(error)) from error
+
+    def abort(self) -> None:
+        """End it as its client asked: the answer ends with what there is."""
+        if self._updates is not None:
+            self._engine.abort(self._updates.request_ids)
+        else:
+            self._failure = ApiError(409, "the call was aborted before it began", code="aborted")
+
+    def fail(self, error: ApiError) -> None:
+        """End it with an error, at once."""
+        self._failure = error
+        if self._updates is not None:
+            self._updates.fail(error)
+            self._engine.abort(self._updates.request_ids)
+
+    def close(self) -> None:
+        """Nobody waits for it any more. More calls do nothing."""
+        if self._on_close is None:
+            return
+        on_close, self._on_close = self._on_close, None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        if self._updates is not None:
+            self._updates.close()
+        else:
+            self._ticket.release()
+        on_close()
+
+    def _may_go_on(self) -> None:
+        """Raise what ended the call while it waited, or if by now there is no room for it."""
+        if self._failure is not None:
+            raise self._failure
+        self._ticket.check()
+
+    def _prepare(self, prompts: Sequence[TokenIds]) -> list[Prepared]:
+        spec = self.spec
+        if self._engine.error is not None:
+            raise EngineDead(str(self._engine.error))
+        prepared: list[Prepared] = []
+        for token_ids in prompts:
+            ids = np.asarray(token_ids) if len(token_ids) else token_ids
+            for candidate in range(spec.candidates):
+                name = f"{self.request_id}#{len(prepared)}" if spec.num_requests > 1 else self.request_id
+                prepared.append(
+                    self._engine.engine.prepare(
+                        ids,
+                        spec.sampling_of(candidate),
+                        request_id=name,
+                        priority=spec.priority,
+                        cache_salt=self._cache_salt,
+                    )
+                )
+        return prepared
+
+    def _texts(self, prompts: Sequence[TokenIds]) -> list[str]:
+        """The prompts as the answer repeats them."""
+        skip = self.spec.sampling.skip_special_tokens
+
+        def text(given: PromptInput, ids: TokenIds) -> str:
+            if isinstance(given, str):
+                return given
+            return self._tokenising.decode([int(token_id) for token_id in ids], skip_special_tokens=skip)
+
+        return [text(given, ids) for given, ids in zip(self.spec.prompts, prompts, strict=True)]
+
+    def _expire(self) -> None:
+        if self._updates is not None:
+            self._engine.expire(self._updates.request_ids)
+        else:
+            self._failure = ApiError(
+                504,
+                "the request had not begun by its deadline",
+                kind=errors.FAILED,
+                code="queue_timeout",
+                param="timeout",
+            )

@@ -1,0 +1,166 @@
+"""Errors as OpenAI's API writes them: ``{"error": {"message", "type", "param", "code"}}``, whatever went wrong."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headway.config import ConfigError
+from headway.core.request import RequestRefused
+from headway.engine.outputs import RequestError
+from headway.engine.worker import TIMEOUT
+from headway.server.admission import TurnedAway
+from headway.server.json import json_response
+
+logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 1
+"""What a client that was turned away is told to wait; long enough for a few steps, and a balancer goes elsewhere."""
+
+INVALID = "invalid_request_error"
+UNAUTHENTICATED = "authentication_error"
+UNAVAILABLE = "service_unavailable"
+FAILED = "server_error"
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Attributes:
+        status: of HTTP.
+        kind: the body's "type".
+        code: for programs (docs/server.md lists all).
+        param: the field to blame, if one is.
+        headers: to send along.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = INVALID,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body of the answer."""
+        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> Response:
+        """The whole answer."""
+        return json_response(self.body, self.status, self.headers)
+
+
+def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
+    """A field that cannot be used."""
+    return ApiError(400, message, code=code, param=param)
+
+
+def unavailable(message: str, code: str) -> ApiError:
+    """Not now, or not here."""
+    return ApiError(503, message, kind=UNAVAILABLE, code=code, headers={"Retry-After": str(RETRY_AFTER_S)})
+
+
+def draining() -> ApiError:
+    """The server is about to end."""
+    return unavailable("the server is shutting down", "draining")
+
+
+def engine_dead(message: str) -> ApiError:
+    """There is no engine any more."""
+    return unavailable(message, "engine_dead")
+
+
+def turned_away(error: TurnedAway) -> ApiError:
+    """A queue limit is reached."""
+    return unavailable(str(error), error.reason)
+
+
+def refused(error: RequestRefused, param: str | None = None) -> ApiError:
+    """The engine can never serve this; ``param`` is what the client calls its prompt."""
+    if error.field == "request_id":
+        return invalid(str(error), "X-Request-Id", "duplicate_request_id")
+    if error.field == "prompt":
+        return invalid(str(error), param or "prompt", "context_length_exceeded" if error.limit else "invalid_prompt")
+    return invalid(str(error), error.field)
+
+
+def bad_option(error: ConfigError) -> ApiError:
+    """A sampling parameter is out of bounds."""
+    return invalid(f"{error.field} is {error.value!r}; it {error.limit}", error.field)
+
+
+def failed(error: RequestError) -> ApiError:
+    """A request ended in a way that leaves no answer."""
+    if error.kind == TIMEOUT:
+        return ApiError(504, error.message, kind=FAILED, code="queue_timeout", param="timeout")
+    if error.kind == "refused":
+        return invalid(error.message, error.field or None)
+    return ApiError(500, error.message, kind=FAILED, code="generation_failed")
+
+
+def install(app: FastAPI) -> None:
+    """Have the application answer in this shape, whoever raises what."""
+
+    @app.exception_handler(ApiError)
+    async def on_api_error(_: Request, error: ApiError) -> Response:
+        return error.response()
+
+    @app.exception_handler(RequestValidationError)
+    async def on_invalid(_: Request, error: RequestValidationError) -> Response:
+        return of_validation(error.errors()).response()
+
+    @app.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: HTTPException) -> Response:
+        status = HTTPStatus(error.status_code)
+        message = f"{request.method} {request.url.path}: {status.phrase.lower()}"
+        code = status.name.lower()
+        kind = INVALID if error.status_code < 500 else FAILED
+        return ApiError(error.status_code, message, kind=kind, code=code, headers=error.headers).response()
+
+    @app.exception_handler(Exception)
+    async def on_bug(_: Request, error: Exception) -> Response:
+        message = f"the server failed: {type(error).__name__}"
+        return ApiError(500, message, kind=FAILED, code="internal_error").response()
+
+
+_CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
+    """The first error of a body that does not fit, without the body's content."""
+    first = errors[0]
+    param = _path(first["loc"])
+    message = str(first["msg"]).removeprefix("Value error, ")
+    context = first.get("ctx", {})
+    if first["type"] == "json_invalid":
+        param, message = "", f"the body is not JSON: {context.get('error', '')}"
+    elif first["type"] == "unknown_parameter":
+        return invalid(message, f"{param}.{context['name']}" if param else str(context["name"]), "unknown_parameter")
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    code = _CODES.get(first["type"], "invalid_type" if "type" in first["type"] else "invalid_value")
+    return invalid(f"{param}: {message}{more}" if param else message + more, param or None, code)
+
+
+def _path(place: Sequence[object]) -> str:
+    """Where in the body, without the names of a union's members, which are written ``<...>``."""
+    parts = [str(part) for part in place if not str(part).startswith("<")]
+    return ".".join(parts[1:] if parts[:1] in (["body"], ["path"], ["query"]) else parts)

@@ -1,0 +1,1 @@
+"""The endpoints, one file per concern; ``server.app`` puts them together."""

@@ -1,0 +1,139 @@
+"""Text to token ids without holding up the event loop: short texts at once, long ones in a thread, in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from headway.core.plan import Int32
+from headway.core.request import RequestRefused
+from headway.models.loading import ChatTemplateError, Tokenizer
+from headway.server.spec import ChatPrompt, PromptInput
+
+TokenIds = Int32 | tuple[int, ...]
+"""What the tokenizer made, or what the client gave, which may be anything."""
+
+INLINE_CHARS = 4000
+"""Texts of a call up to this length are tokenised at once, in about a millisecond: a thread would cost as much."""
+
+
+class Tokenising:
+    """Tokenises the prompts of calls.
+
+    Args:
+        tokenizer: safe to use from two threads at once; ``None`` if prompts are token ids only.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._turn = asyncio.Lock()
+
+    async def encode(self, prompts: Sequence[PromptInput], before: Callable[[], None]) -> list[TokenIds]:
+        """Token ids of each prompt; those given as ids are passed on unchecked.
+
+        Args:
+            prompts: of one call.
+            before: called when its turn comes, right before the work; may raise.
+
+        Raises:
+            RequestRefused: a prompt cannot be tokenised.
+        """
+        if sum(map(_num_chars, prompts)) <= INLINE_CHARS:
+            before()
+            return self._encode_all(prompts)
+        async with self._turn:
+            before()
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode_all, prompts)
+
+    async def tokens_of(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of one text or conversation.
+
+        Raises:
+            RequestRefused: it cannot be tokenised.
+        """
+
+        def work() -> list[int]:
+            if isinstance(prompt, ChatPrompt):
+                return self._encode_chat(prompt)
+            return self._encode_text(prompt, add_special_tokens=add_special_tokens)
+
+        if _num_chars(prompt) <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Text of ids.
+
+        Raises:
+            RequestRefused: there is no tokenizer.
+        """
+
+        def work() -> str:
+            return self.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        if len(ids) <= INLINE_CHARS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """What a token adds to a text; nothing if there is no tokenizer."""
+        return self._tokenizer.id_to_bytes(token_id) if self._tokenizer is not None else b""
+
+    def close(self) -> None:
+        """Take no more work."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text, here and now.
+
+        Raises:
+            RequestRefused: there is no tokenizer, or the text cannot be encoded.
+        """
+        try:
+            return self._required("text").encode(text, add_special_tokens=add_special_tokens)
+        except (TypeError, UnicodeError) as error:
+            raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
+
+    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
+        """Ids of a conversation, here and now.
+
+        Raises:
+            RequestRefused: there is no tokenizer, or its template refuses the messages.
+        """
+        try:
+            return self._required("messages").encode_chat(prompt.messages)
+        except ChatTemplateError as error:
+            raise RequestRefused("prompt", len(prompt.messages), None, str(error)) from error
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of ids, here and now.
+
+        Raises:
+            RequestRefused: there is no tokenizer.
+        """
+        return self._required("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _required(self, what: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestRefused("prompt", what, None, "this engine has no tokenizer: prompts must be token ids")
+        return self._tokenizer
+
+    def _encode_all(self, prompts: Sequence[PromptInput]) -> list[TokenIds]:
+        return [self._encode(prompt) for prompt in prompts]
+
+    def _encode(self, prompt: PromptInput) -> TokenIds:
+        if isinstance(prompt, str):
+            return np.array(self._encode_text(prompt), np.int32)
+        if isinstance(prompt, ChatPrompt):
+            return np.array(self._encode_chat(prompt), np.int32)
+        return prompt
+
+
+def _num_chars(prompt: PromptInput) -> int:
+    if isinstance(prompt, str):
+        return len(prompt)
+    return prompt.num_chars if isinstance(prompt, ChatPrompt) else 0
