@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from headway.config import CacheConfig, SamplingParams, SchedulerConfig
+from headway.config import CacheConfig, ConfigError, SamplingParams, SchedulerConfig
+from headway.core.events import Preempted
 from headway.core.plan import StepPlan
-from headway.core.request import Request
+from headway.core.policies import POLICIES
 from headway.core.scheduler import Scheduler
 from headway.engine.engine import Engine
 from headway.engine.trace import TraceError, TraceHeader, TraceReader, TraceWriter
 from headway.engine.trace_records import (
     plan_from_json,
     plan_to_json,
+    request_from_json,
     result_from_json,
     result_to_json,
     sampling_from_json,
@@ -83,36 +87,116 @@ def test_times_are_written_only_if_asked_for() -> None:
     assert [line for line in lines if line["kind"] != "t"] == read(traced())
 
 
-def test_a_scheduler_fed_from_the_trace_makes_the_same_plans() -> None:
-    reader = TraceReader(io.StringIO(traced()))
+def replay(text: str) -> Counter[str]:
+    """Make every decision of a trace again; preemptions by kind."""
+    reader = TraceReader(io.StringIO(text))
     scheduler = Scheduler(reader.header.scheduler, reader.header.cache)
-    plans: list[StepPlan] = []
-    num_preempted = 0
+    plans: dict[int, StepPlan] = {}
     for line in reader:
         if line["kind"] == "add":
-            scheduler.add(request_of(line), 0.0)
+            scheduler.add(request_from_json(line), line.get("arrival_s", 0.0))
         elif line["kind"] == "abort":
             assert scheduler.abort(line["request_id"], 0.0)
         elif line["kind"] == "plan":
-            plans.append(scheduler.schedule(0.0))
-            assert plan_to_json(plans[-1]) == line
-            num_preempted += sum(row.resumed for row in plans[-1].admitted)
+            plan = plans[line["step"]] = scheduler.schedule(line.get("now", 0.0))
+            assert plan_to_json(plan, line.get("now")) == line
         elif line["kind"] == "result":
-            scheduler.update(next(plan for plan in plans if plan.step == line["step"]), result_from_json(line), 0.0)
+            scheduler.update(plans[line["step"]], result_from_json(line), 0.0)
     assert not scheduler.has_unfinished
     assert len(plans) > 20
-    assert num_preempted > 0
+    return Counter(event.kind for event in scheduler.take_events() if isinstance(event, Preempted))
 
 
-def request_of(line: dict[str, Any]) -> Request:
-    return Request(
-        line["request_id"],
-        line["prompt"],
-        sampling_from_json(line["sampling"]),
-        eos_token_ids=line["eos_token_ids"],
-        priority=line["priority"],
-        cache_salt=line["cache_salt"],
-    )
+def test_a_scheduler_fed_from_the_trace_makes_the_same_plans() -> None:
+    assert replay(traced())["recompute"] > 0
+
+
+class TimedExecutor(FakeExecutor):
+    """Says what steps and copies took: numbers that make a swap worth its while now and then."""
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        copies = len(plan.swap_out) + len(plan.swap_in)
+        step_s = 0.001 * plan.num_tokens + 0.01
+        copy_s = copies * (0.0002 if plan.step % 40 < 20 else 0.02)
+        self._results[-1] = dataclasses.replace(self._results[-1], forward_s=step_s, copy_s=copy_s)
+
+
+def crowded(**options: Any) -> str:
+    """The trace of a run with times, on too few blocks."""
+    settings = {"num_blocks": 14, "max_num_seqs": 4, "max_num_batched_tokens": 12, **options}
+    text = io.StringIO()
+    writer = TraceWriter(text, header(**settings))
+    executor = TimedExecutor(block_size=4, vocab_size=256)
+    engine = make_engine(executor, trace=writer, isolate_errors=False, **settings)
+    for number in range(24):
+        prompt = [number if place > 8 else place for place in range(12 + number % 3)]
+        engine.add(
+            engine.prepare(
+                prompt,
+                SamplingParams(max_tokens=14, ignore_eos=True),
+                request_id=f"r{number}",
+                priority=-number % 3,
+                tenant="ab"[number % 2],
+                deadline_s=9.0 - number if number % 4 == 1 and number < 9 else None,
+                slo="batch" if number % 4 == 2 else "",
+            )
+        )
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    writer.flush()
+    return text.getvalue()
+
+
+@pytest.mark.parametrize("ageing_s", [None, 5.0])
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_can_be_replayed(policy: str, ageing_s: float | None) -> None:
+    if ageing_s is not None and POLICIES[policy].default_ageing_s is None:
+        with pytest.raises(ConfigError, match="has no effect"):
+            crowded(scheduling_policy=policy, ageing_s=ageing_s)
+        return
+    text = crowded(scheduling_policy=policy, ageing_s=ageing_s, num_host_blocks=20, max_overtakes=2)
+
+    assert replay(text)["swap"] > 0
+    assert text == crowded(scheduling_policy=policy, ageing_s=ageing_s, num_host_blocks=20, max_overtakes=2)
+
+
+@pytest.mark.parametrize("victim", ["newest", "cheapest"])
+def test_decisions_by_measured_times_can_be_replayed(victim: str) -> None:
+    kinds = replay(crowded(num_host_blocks=40, preemption_mode="auto", victim=victim))
+
+    assert kinds["swap"] > 0
+    assert kinds["recompute"] > 0
+
+
+def test_swapping_always_can_be_replayed() -> None:
+    text = crowded(num_host_blocks=40, preemption_mode="swap")
+
+    assert set(replay(text)) == {"swap"}
+    lines = read(text)
+    assert any(line["swap_out"] for line in lines if line["kind"] == "plan")
+    assert any(line["swap_in"] for line in lines if line["kind"] == "plan")
+
+
+@pytest.mark.parametrize(
+    ("options", "now", "seconds"),
+    [
+        ({}, False, False),
+        ({"scheduling_policy": "priority"}, False, False),
+        ({"scheduling_policy": "priority", "ageing_s": 3.0}, True, False),
+        ({"scheduling_policy": "deadline"}, True, False),
+        ({"num_host_blocks": 20, "preemption_mode": "swap"}, False, False),
+        ({"num_host_blocks": 20}, False, True),
+        ({"victim": "cheapest"}, False, True),
+    ],
+    ids=str,
+)
+def test_times_are_in_the_trace_where_they_decide(options: dict[str, Any], now: bool, seconds: bool) -> None:
+    keys = {line["kind"]: line.keys() for line in read(crowded(**options))}
+
+    assert ("now" in keys["plan"]) == ("arrival_s" in keys["add"]) == now
+    assert ("forward_s" in keys["result"]) == ("copy_s" in keys["result"]) == seconds
 
 
 def test_plans_and_results_survive_the_way_to_json_and_back() -> None:
@@ -174,8 +258,8 @@ def test_the_header_has_the_options(tmp_path: Path) -> None:
         ("nonsense\n", "line 1: not JSON"),
         ("[1]\n", "not a JSON object"),
         ('{"kind":"header"}\n', "not a Headway trace"),
-        ('{"kind":"header","format":"headway-trace","version":99}\n', "version 99; this reader reads version 1"),
-        ('{"kind":"header","format":"headway-trace","version":1}\n', "the header cannot be used"),
+        ('{"kind":"header","format":"headway-trace","version":99}\n', "version 99; this reader reads version 2"),
+        ('{"kind":"header","format":"headway-trace","version":2}\n', "the header cannot be used"),
     ],
 )
 def test_what_is_no_trace_is_refused(first: str, message: str) -> None:

@@ -13,10 +13,9 @@ from typing import Any
 from headway.core.events import Event
 from headway.core.plan import StepPlan
 from headway.core.reasons import WaitReason
-from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from headway.engine.trace import TraceReader
-from headway.engine.trace_records import plan_to_json, result_from_json, sampling_from_json
+from headway.engine.trace_records import plan_to_json, request_from_json, result_from_json
 
 
 class ReplayDiffers(Exception):
@@ -77,7 +76,7 @@ class Replay:
         for line in self._trace:
             kind = line["kind"]
             if kind == "add":
-                self._scheduler.add(_request(line), 0.0)
+                self._scheduler.add(request_from_json(line), line.get("arrival_s", 0.0))
             elif kind == "abort":
                 self._scheduler.abort(line["request_id"], 0.0)
                 self._aborts[line["request_id"]] = line["why"]
@@ -88,10 +87,9 @@ class Replay:
         yield self._record(None)
 
     def _repeat(self, line: dict[str, Any]) -> StepPlan:
-        plan = self._scheduler.schedule(0.0)
-        repeated = plan_to_json(plan)
-        for field, value in line.items():
-            if repeated[field] != value:
+        plan = self._scheduler.schedule(line.get("now", 0.0))
+        for field, value in plan_to_json(plan).items():
+            if line.get(field) != value:
                 raise ReplayDiffers(line["step"], field)
         if plan.num_rows:
             self._plans[plan.step] = plan
@@ -108,14 +106,3 @@ class Replay:
             num_held=pool.num_blocks - pool.num_free,
             num_cached=pool.num_free_cached,
         )
-
-
-def _request(line: dict[str, Any]) -> Request:
-    return Request(
-        line["request_id"],
-        line["prompt"],
-        sampling_from_json(line["sampling"]),
-        eos_token_ids=line["eos_token_ids"],
-        priority=line["priority"],
-        cache_salt=line["cache_salt"],
-    )

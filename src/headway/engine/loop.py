@@ -74,7 +74,7 @@ class EngineLoop:
     Args:
         scheduler: not used by anybody else from now on.
         executor: the same.
-        clock: what time it is. Decisions do not depend on it.
+        clock: what time it is. Decisions depend on it only where the policy does.
         processor: makes the clients' outputs; without one (simulation) requests just run.
         metrics: where to count.
         trace: where to write what was decided.
@@ -161,7 +161,7 @@ class EngineLoop:
             plan = self.scheduler.schedule(start_s)
             self._count_phase("schedule", start_s)
             if self._trace is not None:
-                self._trace.plan(plan)
+                self._trace.plan(plan, start_s)
             self._settle_events()
             if not plan.num_rows:
                 return

@@ -1,14 +1,15 @@
 """The step trace: everything that decided, as JSON lines, so that a replay can make every decision again.
 
-docs/trace.md defines the format. A trace holds no times unless asked for: two runs of the same workload with the
-same seed write the same bytes. It does hold the prompts and outputs, as token ids.
+docs/trace.md defines the format. A trace holds times only where they decide something, or if asked for: otherwise two
+runs of the same workload with the same seed write the same bytes. It does hold the prompts and outputs, as token ids.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -16,11 +17,12 @@ from typing import Any, TextIO
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.events import Finished
 from headway.core.plan import StepPlan, StepResult
+from headway.core.policies import make_policy
 from headway.core.request import Request
-from headway.engine.trace_records import plan_to_json, result_to_json, sampling_to_json
+from headway.engine.trace_records import plan_to_json, request_to_json, result_to_json
 
 FORMAT = "headway-trace"
-VERSION = 1
+VERSION = 2
 
 KINDS = ("header", "add", "abort", "plan", "result", "finish", "t")
 """Kinds of lines; the key ``kind`` of every line is one of these."""
@@ -54,13 +56,17 @@ class TraceHeader:
     run: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+_Line = dict[str, Any] | Callable[[], dict[str, Any]]
+"""A line, or what makes it when it is written."""
+
+
 class TraceWriter:
     """Writes a trace. Lines are kept and written in bulk by :meth:`flush`, away from the step.
 
     Args:
         file: a path, or an open text file, which is then not closed.
         header: the first line.
-        timings: whether to write lines of kind ``t``; without them a trace depends on the workload only.
+        timings: whether to write lines of kind ``t``.
         flush_every: lines to keep at most.
     """
 
@@ -71,7 +77,14 @@ class TraceWriter:
         self._file = Path(file).open("w", encoding="utf-8", newline="\n") if isinstance(file, (str, Path)) else file  # noqa: SIM115
         self.timings = timings
         self._flush_every = flush_every
-        self._lines: list[dict[str, Any] | StepPlan | StepResult] = [
+        policy = make_policy(header.scheduler)
+        self._clock_decides = policy.uses_clock
+        self._times_decide = (
+            header.scheduler.victim == "cheapest"
+            or policy.ranks_victims
+            or (header.scheduler.preemption_mode == "auto" and header.cache.num_host_blocks > 0)
+        )
+        self._lines: list[_Line] = [
             {
                 "kind": "header",
                 "format": FORMAT,
@@ -85,30 +98,19 @@ class TraceWriter:
 
     def add(self, request: Request) -> None:
         """A request entered the scheduler."""
-        self._put(
-            {
-                "kind": "add",
-                "handle": request.handle,
-                "request_id": request.request_id,
-                "prompt": request.tokens.tolist(),
-                "eos_token_ids": list(request.eos_token_ids),
-                "priority": request.priority,
-                "cache_salt": request.cache_salt,
-                "sampling": sampling_to_json(request.sampling),
-            }
-        )
+        self._put(request_to_json(request, with_arrival=self._clock_decides))
 
     def abort(self, request_id: str, why: str) -> None:
         """A live request was aborted in the scheduler; ``why`` is "client", "stop" or "error"."""
         self._put({"kind": "abort", "request_id": request_id, "why": why})
 
-    def plan(self, plan: StepPlan) -> None:
-        """``schedule`` made this plan, which may have no rows."""
-        self._put(plan)
+    def plan(self, plan: StepPlan, now: float) -> None:
+        """``schedule(now)`` made this plan, which may have no rows."""
+        self._put(partial(plan_to_json, plan, now if self._clock_decides else None))
 
     def result(self, result: StepResult) -> None:
         """``update`` is about to take in this result."""
-        self._put(result)
+        self._put(partial(result_to_json, result, with_times=self._times_decide))
 
     def finish(self, event: Finished) -> None:
         """A request ended, as the scheduler sees it."""
@@ -154,7 +156,7 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _put(self, line: dict[str, Any] | StepPlan | StepResult) -> None:
+    def _put(self, line: _Line) -> None:
         self._lines.append(line)
         if len(self._lines) >= self._flush_every:
             self.flush()
@@ -222,9 +224,5 @@ class TraceReader:
             yield from opened
 
 
-def _dump(line: dict[str, Any] | StepPlan | StepResult) -> str:
-    if isinstance(line, StepPlan):
-        line = plan_to_json(line)
-    elif isinstance(line, StepResult):
-        line = result_to_json(line)
-    return json.dumps(line, separators=(",", ":"))
+def _dump(line: _Line) -> str:
+    return json.dumps(line if isinstance(line, dict) else line(), separators=(",", ":"))

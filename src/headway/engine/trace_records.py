@@ -1,4 +1,4 @@
-"""Plans, results and sampling parameters as JSON values and back, for the step trace (docs/trace.md)."""
+"""Requests, plans and results as JSON values and back, for the step trace (docs/trace.md)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from headway.config import SamplingParams
 from headway.core.plan import AdmittedRow, Int32, NewBlocks, StepPlan, StepResult
+from headway.core.request import Request
 
 _DEFAULT = SamplingParams()
 
@@ -32,9 +33,45 @@ def sampling_from_json(fields: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**given)
 
 
-def plan_to_json(plan: StepPlan) -> dict[str, Any]:
-    """The ``plan`` line. Sampling parameters are not repeated: they are in the request's ``add`` line."""
-    return {
+def request_to_json(request: Request, *, with_arrival: bool) -> dict[str, Any]:
+    """The ``add`` line of a request that was just added; with its arrival time if that decides anything."""
+    line = {
+        "kind": "add",
+        "handle": request.handle,
+        "request_id": request.request_id,
+        "prompt": request.tokens.tolist(),
+        "eos_token_ids": list(request.eos_token_ids),
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+        "tenant": request.tenant,
+        "deadline_s": request.deadline_s,
+        "slo": request.slo,
+        "sampling": sampling_to_json(request.sampling),
+    }
+    return line | {"arrival_s": request.arrival_s} if with_arrival else line
+
+
+def request_from_json(line: Mapping[str, Any]) -> Request:
+    """The request of an ``add`` line, as it was before it was added."""
+    return Request(
+        line["request_id"],
+        line["prompt"],
+        sampling_from_json(line["sampling"]),
+        eos_token_ids=line["eos_token_ids"],
+        priority=line["priority"],
+        cache_salt=line["cache_salt"],
+        tenant=line["tenant"],
+        deadline_s=line["deadline_s"],
+        slo=line["slo"],
+    )
+
+
+def plan_to_json(plan: StepPlan, now: float | None = None) -> dict[str, Any]:
+    """The ``plan`` line; with the time it was made at if that decided anything.
+
+    Sampling parameters are not repeated: they are in the request's ``add`` line.
+    """
+    line = {
         "kind": "plan",
         "step": plan.step,
         "slots": plan.slots.tolist(),
@@ -59,7 +96,10 @@ def plan_to_json(plan: StepPlan) -> dict[str, Any]:
             for row in plan.admitted
         ],
         "released": plan.released.tolist(),
+        "swap_out": plan.swap_out.tolist(),
+        "swap_in": plan.swap_in.tolist(),
     }
+    return line if now is None else line | {"now": now}
 
 
 def plan_from_json(line: Mapping[str, Any], sampling: Mapping[int, SamplingParams]) -> StepPlan:
@@ -89,18 +129,21 @@ def plan_from_json(line: Mapping[str, Any], sampling: Mapping[int, SamplingParam
             for row in line["admitted"]
         ),
         released=_int32(line["released"]),
+        swap_out=_int32(line["swap_out"]).reshape(-1, 2),
+        swap_in=_int32(line["swap_in"]).reshape(-1, 2),
     )
 
 
-def result_to_json(result: StepResult) -> dict[str, Any]:
-    """The ``result`` line. Log probabilities decide nothing and are left out."""
-    return {
+def result_to_json(result: StepResult, *, with_times: bool = False) -> dict[str, Any]:
+    """The ``result`` line; with the measured times if they decide anything. Log probabilities never do."""
+    line = {
         "kind": "result",
         "step": result.step,
         "tokens": result.tokens.tolist(),
         "counts": result.counts.tolist(),
         "failed": {str(row): message for row, message in sorted(result.failed.items())},
     }
+    return line | {"forward_s": result.forward_s, "copy_s": result.copy_s} if with_times else line
 
 
 def result_from_json(line: Mapping[str, Any]) -> StepResult:
@@ -111,6 +154,8 @@ def result_from_json(line: Mapping[str, Any]) -> StepResult:
         tokens.reshape(len(line["counts"]), -1) if len(line["counts"]) else tokens.reshape(0, 1),
         _int32(line["counts"]),
         failed={int(row): message for row, message in line["failed"].items()},
+        forward_s=line.get("forward_s", 0.0),
+        copy_s=line.get("copy_s", 0.0),
     )
 
 

@@ -37,20 +37,23 @@ class Policy(ABC):
 
     Attributes:
         dynamic: whether ranks of waiting requests change. Costs time in proportion to the queue in every step.
-        uses_clock: whether decisions depend on the time; a trace then has to carry it.
         counts_tokens: whether it wants to be told of delivered tokens.
         ranks_victims: whether it chooses victims within a class.
         default_ageing_s: what ``ageing_s`` is if not given; ``None`` if the policy does not age requests at all.
     """
 
     dynamic: ClassVar[bool] = False
-    uses_clock: ClassVar[bool] = False
     counts_tokens: ClassVar[bool] = False
     ranks_victims: ClassVar[bool] = False
     default_ageing_s: ClassVar[float | None] = None
 
     def __init__(self, ageing_s: float = 0.0) -> None:
         self.ageing_s = ageing_s
+
+    @property
+    def uses_clock(self) -> bool:
+        """Whether decisions depend on the time; a trace then has to carry it. So they do if requests age."""
+        return self.ageing_s > 0
 
     @abstractmethod
     def order_key(self, request: Request) -> OrderKey:

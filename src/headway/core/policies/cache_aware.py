@@ -18,7 +18,6 @@ class LongestPrefixFirst(Policy):
     """
 
     dynamic: ClassVar[bool] = True
-    uses_clock: ClassVar[bool] = True
     default_ageing_s: ClassVar[float | None] = 30.0
 
     def order_key(self, request: Request) -> OrderKey:

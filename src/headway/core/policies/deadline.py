@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from headway.core.policies.base import OrderKey, Policy
 from headway.core.request import Request
@@ -15,7 +14,9 @@ SLO_CLASSES: dict[str, float] = {"interactive": 1.0, "standard": 10.0, "batch": 
 class EarliestDeadlineFirst(Policy):
     """Orders by arrival plus the request's ``deadline_s``, or its ``slo`` class; those without either come last."""
 
-    uses_clock: ClassVar[bool] = True
+    @property
+    def uses_clock(self) -> bool:
+        return True
 
     def order_key(self, request: Request) -> OrderKey:
         allowed = request.deadline_s

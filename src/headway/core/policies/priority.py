@@ -15,7 +15,6 @@ class Priority(Policy):
     this needs no clock in the order: later arrivals start one step less urgent per ``ageing_s`` instead.
     """
 
-    uses_clock: ClassVar[bool] = True
     default_ageing_s: ClassVar[float | None] = 0.0
 
     def order_key(self, request: Request) -> OrderKey:

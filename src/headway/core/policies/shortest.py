@@ -18,7 +18,6 @@ class ShortestPromptFirst(Policy):
     arrived ``ageing_s`` or more after it, however short that is.
     """
 
-    uses_clock: ClassVar[bool] = True
     default_ageing_s: ClassVar[float | None] = 30.0
 
     def order_key(self, request: Request) -> OrderKey:
