@@ -17,6 +17,7 @@ from headway.config import CacheConfig, ConfigError, SchedulerConfig
 from headway.core.admission import Admission, Memo, Scan, admitted_row
 from headway.core.blocks import fit_blocks
 from headway.core.events import Event, Queued, StepOutput
+from headway.core.inspection import Inspection, StepReasons, inspect, step_reasons
 from headway.core.invariants import check_state
 from headway.core.plan import Bool, Int32, NewBlocks, StepPlan, StepResult
 from headway.core.reasons import WaitReason
@@ -277,6 +278,14 @@ class Scheduler:
         """Reasons of all live requests not served in the last step, by request id."""
         reasons = {request_id: self.wait_reason(request_id) for request_id in self._state.live}
         return {request_id: reason for request_id, reason in reasons.items() if reason is not None}
+
+    def step_reasons(self) -> StepReasons:
+        """The reasons of the last step as they are kept, at no cost; they change with the next call of anything."""
+        return step_reasons(self._state)
+
+    def inspect(self) -> Inspection:
+        """A copy of everything there is to see. Costs time in proportion to live requests and blocks."""
+        return inspect(self._state)
 
     def check_invariants(self) -> None:
         """Raise ``InvariantViolation`` if any counter, queue, table or block is inconsistent."""

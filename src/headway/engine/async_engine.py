@@ -16,12 +16,17 @@ from typing import Protocol
 from headway.core.request import RequestRefused
 from headway.engine.engine import Engine, Prepared
 from headway.engine.loop import Clock
-from headway.engine.messages import Abort, Death, Expire, Heartbeat, StepMessage, Stop, Submit
+from headway.engine.messages import Abort, Death, Expire, Heartbeat, Look, StepMessage, Stop, Submit
+from headway.engine.monitor import EngineSnapshot
 from headway.engine.outputs import RequestUpdate
 from headway.engine.worker import EngineWorker
 
 STOP_TIMEOUT_S = 5.0
 """A step in progress has this long to end when the engine is stopped; then its thread is left behind."""
+
+
+SNAPSHOT_AGE_S, SNAPSHOT_TIMEOUT_S = 0.25, 1.0
+"""How old a snapshot may be, and how long to wait for a new one."""
 
 
 class EngineDead(RuntimeError):
@@ -145,6 +150,8 @@ class AsyncEngine:
         self._worker = EngineWorker(engine, self._post, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[str, tuple[UpdateStream, int, Listener]] = {}
+        self._seen = self._worker.last_look
+        self._look: asyncio.Future[None] | None = None
         self.died = asyncio.Event()
         self.error: Exception | None = None
         """Why no request can be served, once that is so."""
@@ -222,9 +229,27 @@ class AsyncEngine:
         """End requests with an error of kind "timeout" if none of them has begun."""
         self._worker.order(Expire(tuple(request_ids)))
 
+    async def snapshot(
+        self, *, max_age_s: float = SNAPSHOT_AGE_S, timeout_s: float = SNAPSHOT_TIMEOUT_S
+    ) -> EngineSnapshot:
+        """Look into the engine.
+
+        Args:
+            max_age_s: a snapshot that is no older is good enough: however many ask, few are made.
+            timeout_s: if the engine has not answered by then, because a step takes long or it is stuck or dead, the
+                last snapshot has to do. ``taken_s`` says how old it is.
+        """
+        if self.error is not None or self.now() - self._seen.taken_s <= max_age_s:
+            return self._seen
+        if self._look is None:
+            self._look = asyncio.get_running_loop().create_future()
+            self._worker.order(Look())
+        await asyncio.wait([self._look], timeout=timeout_s)
+        return self._seen
+
     # --- messages ------------------------------------------------------------------------------------------
 
-    def _post(self, message: StepMessage | Death) -> None:
+    def _post(self, message: StepMessage | EngineSnapshot | Death) -> None:
         """Called in the engine's thread."""
         if self._loop is None or self._loop.is_closed():
             return
@@ -234,7 +259,11 @@ class AsyncEngine:
             if not self._loop.is_closed():
                 raise
 
-    def _on_message(self, message: StepMessage | Death) -> None:
+    def _on_message(self, message: StepMessage | EngineSnapshot | Death) -> None:
+        if isinstance(message, EngineSnapshot):
+            self._seen = message
+            self._end_look()
+            return
         if isinstance(message, Death):
             error = EngineDead(f"the engine died: {type(message.error).__name__}: {message.error}")
             self._end_all(error)
@@ -254,11 +283,18 @@ class AsyncEngine:
             listener.end(index)
         stream.put(index, update)
 
+    def _end_look(self) -> None:
+        """Whoever waits for a snapshot need not any more."""
+        if self._look is not None:
+            _wake(self._look)
+            self._look = None
+
     def _end_all(self, error: EngineDead) -> None:
         """There is no engine any more: tell everybody."""
         if self.error is None:
             self.error = error
             self.died.set()
+        self._end_look()
         entries, self._open = self._open, {}
         for stream, index, listener in entries.values():
             listener.end(index)

@@ -17,6 +17,9 @@ PHASE_SECONDS = (
 )  # fmt: skip
 """Buckets for parts of a step."""
 
+FEW = (0.0, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0)
+"""Buckets for what should happen seldom to one request."""
+
 TOKENS = tuple(float(2**power) for power in range(18))
 """Buckets for lengths, 1 to 131,072 tokens."""
 
@@ -48,6 +51,13 @@ class Histogram:
         """Count several observations."""
         self.counts += np.bincount(np.searchsorted(self._bounds, values), minlength=len(self.counts))
         self.sum += float(values.sum())
+
+    def copy(self) -> Histogram:
+        """A copy that stays as it is."""
+        copied = Histogram(self.bounds)
+        copied.counts[:] = self.counts
+        copied.sum = self.sum
+        return copied
 
     @property
     def count(self) -> int:

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -60,12 +60,14 @@ class StepReport:
         output: what the scheduler delivered for it.
         events: lifecycle events since the last report, in order.
         updates: for the clients.
+        seconds: what the parts of the step took, by phase (``metrics.PHASES``).
     """
 
     plan: StepPlan | None
     output: StepOutput | None
     events: tuple[Event, ...]
     updates: tuple[RequestUpdate, ...]
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 class EngineLoop:
@@ -100,7 +102,7 @@ class EngineLoop:
         self.processor = processor
         self.metrics = metrics if metrics is not None else EngineMetrics()
         self._executor = executor
-        self._clock = clock
+        self.clock = clock
         self._trace = trace
         self._depth = depth
         self._isolate_errors = isolate_errors
@@ -120,7 +122,8 @@ class EngineLoop:
             RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
         """
         outlet = self.processor.open(request, prompt_text) if self.processor is not None else None
-        self.scheduler.add(request, self._clock())
+        self.scheduler.add(request, self.clock())
+        self.metrics.added(request)
         if self._trace is not None:
             self._trace.add(request)
         if self.processor is not None and outlet is not None:
@@ -157,7 +160,7 @@ class EngineLoop:
     def _launch(self) -> None:
         """Schedule and submit plans until enough are in flight or there is nothing to run."""
         while len(self._flights) < self._depth and self.scheduler.has_unfinished:
-            start_s = self._clock()
+            start_s = self.clock()
             plan = self.scheduler.schedule(start_s)
             self._count_phase("schedule", start_s)
             if self._trace is not None:
@@ -200,7 +203,7 @@ class EngineLoop:
 
     def _update(self, plan: StepPlan, result: StepResult) -> StepOutput:
         """Take in a result: the scheduler first, then the clients' outputs."""
-        now = self._clock()
+        now = self.clock()
         if self._trace is not None:
             self._trace.result(result)
         output = self.scheduler.update(plan, result, now)
@@ -209,7 +212,7 @@ class EngineLoop:
         if self._executor_times is not None:
             for phase, seconds in self._executor_times().items():
                 self._add_phase(phase, seconds)
-        start_s = self._clock()
+        start_s = self.clock()
         if self.processor is not None:
             to_end = self.processor.deliver(plan, result, output)
             self._settle_events()
@@ -226,17 +229,17 @@ class EngineLoop:
         self.metrics.counters.generation_tokens += sum(len(update.token_ids) for update in updates)
         if self._trace is not None:
             if plan is not None:
-                self._trace.times(plan.step, self._clock(), self._seconds)
+                self._trace.times(plan.step, self.clock(), self._seconds)
             if not self.has_work:
                 self._trace.flush()
-        self._seconds = {}
-        return StepReport(plan, output, tuple(events), tuple(updates))
+        seconds, self._seconds = self._seconds, {}
+        return StepReport(plan, output, tuple(events), tuple(updates), seconds)
 
     # --- parts of it ---------------------------------------------------------------------------------------
 
     def _end(self, request_id: str, why: str) -> None:
         """End a request in the scheduler, if it is live."""
-        if self.scheduler.abort(request_id, self._clock()) and self._trace is not None:
+        if self.scheduler.abort(request_id, self.clock()) and self._trace is not None:
             self._trace.abort(request_id, why)
 
     def _settle_events(self) -> None:
@@ -259,7 +262,7 @@ class EngineLoop:
         self.processor.finish(event, reason, metrics)
 
     def _count_phase(self, phase: str, start_s: float) -> None:
-        self._add_phase(phase, self._clock() - start_s)
+        self._add_phase(phase, self.clock() - start_s)
 
     def _add_phase(self, phase: str, seconds: float) -> None:
         self.metrics.histograms.phase_s[phase].observe(seconds)

@@ -30,11 +30,16 @@ class Expire:
 
 
 @dataclass(frozen=True)
+class Look:
+    """Make a snapshot; it comes as a message of its own."""
+
+
+@dataclass(frozen=True)
 class Stop:
     """Do no more steps and close the engine."""
 
 
-Order = Submit | Abort | Expire | Stop
+Order = Submit | Abort | Expire | Look | Stop
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ to it; what was done again after a preemption is counted apart.
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from math import isnan, nan
 
@@ -14,13 +15,17 @@ import numpy.typing as npt
 
 from headway.core.events import Admitted, Event, Finished, Preempted, Queued, StepOutput
 from headway.core.plan import Int32, StepPlan
-from headway.core.request import FinishReason
+from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
-from headway.engine.histogram import PHASE_SECONDS, REQUEST_SECONDS, TOKENS, Histogram
+from headway.engine.histogram import FEW, PHASE_SECONDS, REQUEST_SECONDS, TOKENS, Histogram
 from headway.engine.outputs import RequestMetrics
 
 PHASES = ("schedule", "copy", "build", "forward", "sample", "collect", "update", "output")
 """Parts of a step: the scheduler's, the executor's five, the scheduler's again, the text's."""
+
+CAUSES = ("blocks", "displaced")
+PREEMPTIONS = tuple((kind, cause) for kind in ("recompute", "swap") for cause in CAUSES)
+"""Kinds and causes of preemptions, as in ``core/events.py``."""
 
 COMPLETE = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 """Ends whose times say something about the service; an abort says something about the client."""
@@ -40,11 +45,23 @@ class Counters:
     recached_tokens: int = 0
     sampled_tokens: int = 0
     generation_tokens: int = 0
-    preemptions: dict[str, int] = field(default_factory=lambda: {"blocks": 0, "displaced": 0})
-    lost_tokens: dict[str, int] = field(default_factory=lambda: {"blocks": 0, "displaced": 0})
+    preemptions: dict[tuple[str, str], int] = field(default_factory=lambda: dict.fromkeys(PREEMPTIONS, 0))
+    """By kind and cause."""
+    lost_tokens: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    """By cause."""
+    recomputed_tokens: int = 0
+    restored_tokens: int = 0
     steps: int = 0
     steps_failed: int = 0
     computed_tokens: int = 0
+
+    def copy(self) -> Counters:
+        """A copy that stays as it is."""
+        copied = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(copied, name, dict(value))
+        return copied
 
 
 @dataclass
@@ -56,9 +73,21 @@ class Histograms:
     itl_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
     tpot_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
     e2e_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
+    prefill_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
+    decode_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
+    inference_s: Histogram = field(default_factory=lambda: Histogram(REQUEST_SECONDS))
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    computed_prompt_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     output_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    max_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
+    preemptions: Histogram = field(default_factory=lambda: Histogram(FEW))
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(TOKENS))
     phase_s: dict[str, Histogram] = field(default_factory=lambda: {phase: Histogram(PHASE_SECONDS) for phase in PHASES})
+
+    def copy(self) -> Histograms:
+        """A copy that stays as it is."""
+        plain = {name: value.copy() for name, value in vars(self).items() if isinstance(value, Histogram)}
+        return Histograms(**plain, phase_s={phase: each.copy() for phase, each in self.phase_s.items()})
 
 
 @dataclass(frozen=True)
@@ -110,6 +139,7 @@ class _Rows:
 
     def __init__(self) -> None:
         self.arrival_s: npt.NDArray[np.float64] = np.zeros(0)
+        self.admitted_s: npt.NDArray[np.float64] = np.zeros(0)
         self.first_s: npt.NDArray[np.float64] = np.zeros(0)
         self.last_s: npt.NDArray[np.float64] = np.zeros(0)
         self.num_tokens: Int32 = np.zeros(0, np.int32)
@@ -123,6 +153,7 @@ class _Rows:
                 setattr(self, name, np.resize(column, 2 * slot + 16))
         life.slot = slot
         self.arrival_s[slot] = life.arrival_s
+        self.admitted_s[slot] = life.admitted_s
         self.first_s[slot] = life.first_s
         self.last_s[slot] = life.last_s
         self.num_tokens[slot] = life.num_tokens
@@ -156,6 +187,11 @@ class EngineMetrics:
         refused = self.counters.requests_refused
         refused[field] = refused.get(field, 0) + 1
 
+    def added(self, request: Request) -> None:
+        """A request was entered."""
+        if request.sampling.max_tokens is not None:
+            self.histograms.max_tokens.observe(request.sampling.max_tokens)
+
     def event(self, event: Event) -> None:
         """Fold an event other than ``Finished``."""
         counters = self.counters
@@ -166,18 +202,22 @@ class EngineMetrics:
         elif isinstance(event, Admitted):
             self._admitted(event)
         elif isinstance(event, Preempted):
-            counters.preemptions[event.cause] = counters.preemptions.get(event.cause, 0) + 1
-            counters.lost_tokens[event.cause] = counters.lost_tokens.get(event.cause, 0) + event.num_lost_tokens
+            counters.preemptions[event.kind, event.cause] += 1
+            counters.lost_tokens[event.cause] += event.num_lost_tokens
             self._rows.leave(self._lives[event.handle])
 
     def _admitted(self, event: Admitted) -> None:
         life = self._lives[event.handle]
+        self.counters.recomputed_tokens += event.num_recomputed_tokens
+        self.counters.restored_tokens += event.num_restored_tokens
         if event.resumed:
             self.counters.recached_tokens += event.num_cached_tokens
         else:
             life.admitted_s = event.now
             life.num_cached_tokens = event.num_cached_tokens
             self.histograms.queue_s.observe(event.now - life.arrival_s)
+            reused = event.num_cached_tokens + event.num_restored_tokens
+            self.histograms.computed_prompt_tokens.observe(life.num_prompt_tokens - reused)
             self.counters.requests_admitted += 1
             self.counters.prompt_tokens += life.num_prompt_tokens
             self.counters.cached_tokens += event.num_cached_tokens
@@ -188,6 +228,7 @@ class EngineMetrics:
         rows, counters = self._rows, self.counters
         counters.steps += 1
         counters.computed_tokens += plan.num_tokens
+        self.histograms.step_tokens.observe(plan.num_tokens)
         rows.num_chunks[plan.slots[plan.starts < rows.num_known[plan.slots]]] += 1
         slots = plan.slots[output.rows]
         if not len(slots):
@@ -198,6 +239,7 @@ class EngineMetrics:
         if len(first):
             rows.first_s[first] = now
             self.histograms.ttft_s.observe_many(now - rows.arrival_s[first])
+            self.histograms.prefill_s.observe_many(now - rows.admitted_s[first])
         if len(later):
             self.histograms.itl_s.observe_many(now - rows.last_s[later])
         rows.last_s[slots] = now
@@ -228,7 +270,11 @@ class EngineMetrics:
         )
         if reason in COMPLETE:
             self.histograms.e2e_s.observe(metrics.e2e_s)
+            if life.num_tokens:
+                self.histograms.inference_s.observe(life.last_s - life.admitted_s)
+                self.histograms.decode_s.observe(life.last_s - life.first_s)
             self.histograms.output_tokens.observe(num_output_tokens)
+            self.histograms.preemptions.observe(event.num_preemptions)
             if metrics.tpot_s is not None:
                 self.histograms.tpot_s.observe(metrics.tpot_s)
         return metrics

@@ -16,7 +16,8 @@ from headway.core.request import Request, RequestRefused, Status
 from headway.engine.engine import Engine, Prepared
 from headway.engine.llm import refused_output
 from headway.engine.loop import Clock, StepReport
-from headway.engine.messages import Abort, Death, Expire, Heartbeat, Order, StepMessage, Stop, Submit
+from headway.engine.messages import Abort, Death, Expire, Heartbeat, Look, Order, StepMessage, Stop, Submit
+from headway.engine.monitor import EngineSnapshot, Monitor
 from headway.engine.outputs import CompletionOutput, RequestError, RequestOutput, RequestUpdate
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,9 @@ class EngineWorker:
         clock: of the heartbeat.
     """
 
-    def __init__(self, engine: Engine, post: Callable[[StepMessage | Death], None], clock: Clock) -> None:
+    def __init__(
+        self, engine: Engine, post: Callable[[StepMessage | EngineSnapshot | Death], None], clock: Clock
+    ) -> None:
         self._engine = engine
         self._post = post
         self._clock = clock
@@ -44,6 +47,8 @@ class EngineWorker:
         """handle -> id of live requests whose first token was not sampled yet."""
         self._expired: dict[str, None] = {}
         self._refused: list[RequestUpdate] = []
+        self._monitor: Monitor | None = Monitor(engine)
+        self.last_look = self._monitor.snapshot(clock())
         self.heartbeat = Heartbeat(clock(), False, 0, None)
         # A daemon: a thread that is stuck in a step must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -86,7 +91,9 @@ class EngineWorker:
                 return False
             self._carry_out(order)
         if self._engine.has_work:
-            self._tell(self._engine.advance())
+            report = self._engine.advance()
+            self._watch(report)
+            self._tell(report)
             beat = self.heartbeat
             now = self._clock()
             self.heartbeat = Heartbeat(now, True, beat.num_steps + 1, now)
@@ -106,15 +113,17 @@ class EngineWorker:
         except queue.Empty:
             return orders
 
-    def _carry_out(self, order: Submit | Abort | Expire) -> None:
+    def _carry_out(self, order: Submit | Abort | Expire | Look) -> None:
         if isinstance(order, Submit):
             for prepared in order.prepared:
                 self._add(prepared)
         elif isinstance(order, Abort):
             for request_id in order.request_ids:
                 self._engine.abort(request_id)
-        else:
+        elif isinstance(order, Expire):
             self._expire(order.request_ids)
+        else:
+            self._look()
 
     def _add(self, prepared: Prepared) -> None:
         request = prepared.request
@@ -138,6 +147,24 @@ class EngineWorker:
             for name in waiting:
                 self._expired[name] = None
                 self._engine.abort(name)
+
+    def _watch(self, report: StepReport) -> None:
+        """Let the monitor see a step. Nobody's answer depends on it, so its errors end it and nothing else."""
+        if self._monitor is not None:
+            try:
+                self._monitor.observe(report)
+            except Exception:
+                logger.exception("the monitor failed; there are no more snapshots")
+                self._monitor = None
+
+    def _look(self) -> None:
+        """Post a snapshot; the last one again if none can be made, so that nobody waits in vain."""
+        if self._monitor is not None:
+            try:
+                self.last_look = self._monitor.snapshot(self._clock())
+            except Exception:
+                logger.exception("a snapshot could not be made")
+        self._post(self.last_look)
 
     def _tell(self, report: StepReport | None) -> None:
         """Post what happened, if it concerns anybody."""

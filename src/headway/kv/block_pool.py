@@ -82,6 +82,11 @@ class BlockPool:
         return len(self._queue)
 
     @property
+    def is_cached(self) -> Bool:
+        """bool[N + 1], whether a prefix can find the block, held or not; only to be read."""
+        return self._index.cached
+
+    @property
     def num_entries(self) -> int:
         """Entries of the prefix index, in all groups."""
         return len(self._index)

@@ -1,0 +1,221 @@
+"""What an operator wants to see of an engine: folded step by step in its thread, copied when somebody asks."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.core.events import Admitted, Event, Finished, Preempted, Queued
+from headway.core.inspection import Inspection
+from headway.core.plan import StepPlan
+from headway.engine.engine import Engine
+from headway.engine.loop import StepReport
+from headway.engine.metrics import COMPLETE, Counters, Histograms, kv_usage
+from headway.engine.waits import WaitLog, Waits
+
+NUM_STEPS = 300
+"""Steps that are remembered."""
+
+NUM_LATENCIES = 512
+"""Observations of each latency that are remembered."""
+
+QUANTILES = (0.5, 0.9, 0.99)
+
+
+class StepRecord(NamedTuple):
+    """One executed step.
+
+    Attributes:
+        step: its number.
+        at_s: when its result had been taken in, on the engine's clock.
+        decode_tokens, prefill_tokens: tokens of rows that wanted one token, and of the others.
+        rows: requests in it.
+        running, waiting: requests afterwards.
+        kv_usage: share of the KV blocks held afterwards.
+        step_s: seconds it took, all parts together.
+    """
+
+    step: int
+    at_s: float
+    decode_tokens: int
+    prefill_tokens: int
+    rows: int
+    running: int
+    waiting: int
+    kv_usage: float
+    step_s: float
+
+
+class Setback(NamedTuple):
+    """What preemptions cost a live request: tokens given up in all, and whom it last made room for."""
+
+    num_lost_tokens: int
+    by: str
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """Recent observations, in seconds, oldest first. docs/metrics.md defines each.
+
+    Attributes:
+        queue_s, ttft_s: of requests that started, or got their first token.
+        tpot_s, e2e_s: of requests that ended with "stop" or "length".
+    """
+
+    queue_s: npt.NDArray[np.float64]
+    ttft_s: npt.NDArray[np.float64]
+    tpot_s: npt.NDArray[np.float64]
+    e2e_s: npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class EngineSnapshot:
+    """Everything there is to see, at one moment between two steps; nothing in it changes any more.
+
+    Attributes:
+        at_s: when, on the engine's clock.
+        taken_s: when, on the heartbeat's clock.
+        inspection: requests, reasons, blocks.
+        waits: since when requests wait for their reason.
+        counters, histograms: since the start.
+        steps: the last executed steps, oldest first.
+        latencies: recent ones.
+        setbacks: handle -> what preemptions cost, of live requests that were preempted.
+    """
+
+    at_s: float
+    taken_s: float
+    inspection: Inspection
+    waits: Waits
+    counters: Counters
+    histograms: Histograms
+    steps: tuple[StepRecord, ...]
+    latencies: Latencies
+    setbacks: Mapping[int, Setback]
+
+
+class Monitor:
+    """Watches one engine. Used in the engine's thread only.
+
+    Args:
+        engine: looked at, not driven.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._clock = engine.loop.clock
+        self._waits = WaitLog(engine.scheduler.config.max_num_seqs, self._clock())
+        self._steps: deque[StepRecord] = deque(maxlen=NUM_STEPS)
+        self._arrivals: dict[int, float] = {}
+        """handle -> arrival, of requests that never started."""
+        self._prefilling: dict[int, float] = {}
+        """handle -> arrival, of requests that started and have no token yet."""
+        self._setbacks: dict[int, Setback] = {}
+        self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s = (deque[float](maxlen=NUM_LATENCIES) for _ in range(4))
+
+    def observe(self, report: StepReport) -> None:
+        """Take in a step. Costs time in proportion to what happened, not to the requests that there are."""
+        now = self._clock()
+        for event in report.events:
+            self._follow(event)
+        self._waits.observe(self._engine.scheduler.step_reasons(), report.events, now)
+        if report.output is not None and self._prefilling:
+            self._count_first_tokens(report.output.handles, now)
+        self._forget(report.events)
+        for update in report.updates:
+            output = update.output
+            if output is not None and output.metrics is not None and output.finish_reason in COMPLETE:
+                self._e2e_s.append(output.metrics.e2e_s)
+                if output.metrics.tpot_s is not None:
+                    self._tpot_s.append(output.metrics.tpot_s)
+        if report.plan is not None:
+            self._steps.append(self._record(report.plan, sum(report.seconds.values()), now))
+
+    def snapshot(self, taken_s: float) -> EngineSnapshot:
+        """Copy everything; ``taken_s`` is the time on the heartbeat's clock."""
+        metrics = self._engine.metrics
+        return EngineSnapshot(
+            at_s=self._clock(),
+            taken_s=taken_s,
+            inspection=self._engine.scheduler.inspect(),
+            waits=self._waits.copy(),
+            counters=metrics.counters.copy(),
+            histograms=metrics.histograms.copy(),
+            steps=tuple(self._steps),
+            latencies=Latencies(*map(np.array, (self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s))),
+            setbacks=dict(self._setbacks),
+        )
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, Queued):
+            self._arrivals[event.handle] = event.now
+        elif isinstance(event, Admitted):
+            arrival = self._arrivals.pop(event.handle, None)
+            if arrival is not None:
+                self._queue_s.append(event.now - arrival)
+                self._prefilling[event.handle] = arrival
+        elif isinstance(event, Preempted):
+            before = self._setbacks.get(event.handle)
+            lost = event.num_lost_tokens + (before.num_lost_tokens if before is not None else 0)
+            self._setbacks[event.handle] = Setback(lost, event.by)
+
+    def _forget(self, events: Iterable[Event]) -> None:
+        """Let go of what has ended, which may have got its first token in the same step."""
+        for event in events:
+            if isinstance(event, Finished):
+                self._arrivals.pop(event.handle, None)
+                self._prefilling.pop(event.handle, None)
+                self._setbacks.pop(event.handle, None)
+
+    def _count_first_tokens(self, handles: npt.NDArray[np.int64], now: float) -> None:
+        waiting = np.fromiter(self._prefilling, np.int64, len(self._prefilling))
+        for handle in waiting[np.isin(waiting, handles)].tolist():
+            self._ttft_s.append(now - self._prefilling.pop(handle))
+
+    def _record(self, plan: StepPlan, step_s: float, now: float) -> StepRecord:
+        scheduler = self._engine.scheduler
+        # A row that samples after one token wanted that one only: it decoded (docs/design/step.md).
+        decode_tokens = int(np.count_nonzero(plan.samples & (plan.num_scheduled == 1)))
+        return StepRecord(
+            step=plan.step,
+            at_s=now,
+            decode_tokens=decode_tokens,
+            prefill_tokens=plan.num_tokens - decode_tokens,
+            rows=plan.num_rows,
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            kv_usage=kv_usage(scheduler),
+            step_s=step_s,
+        )
+
+
+def inter_token_latencies(steps: Sequence[StepRecord]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Times between tokens in the last steps, and how many rows each stands for.
+
+    What a row that goes on decoding waits for its next token is the time from step to step.
+
+    Returns:
+        seconds float64[n] and rows float64[n].
+    """
+    times = np.array([record.at_s for record in steps])
+    going_on = np.array([record.running for record in steps[:-1]])
+    rows = np.minimum(np.array([record.decode_tokens for record in steps[1:]]), going_on).astype(np.float64)
+    counts = rows > 0
+    return np.diff(times)[counts], rows[counts]
+
+
+def quantiles(
+    values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64] | None = None
+) -> tuple[float, ...] | None:
+    """The smallest values that at least the shares ``QUANTILES`` of the weight do not exceed; ``None`` without any."""
+    if not len(values):
+        return None
+    order = np.argsort(values)
+    cumulative = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
+    places = np.searchsorted(cumulative, np.array(QUANTILES) * cumulative[-1])
+    return tuple(values[order[np.minimum(places, len(values) - 1)]].tolist())
