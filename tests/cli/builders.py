@@ -40,12 +40,13 @@ def record(
         max_tokens: outputs of each request.
         abort_at: step after which a client aborts a request.
         run: what the header says about the run.
-        overrides: options of the scheduler, and ``num_blocks`` and ``enable_prefix_caching``.
+        overrides: options of the scheduler, and ``num_blocks``, ``num_host_blocks`` and ``enable_prefix_caching``.
     """
     cache = CacheConfig(
         block_size=4,
         num_blocks=overrides.pop("num_blocks", 20),
         enable_prefix_caching=overrides.pop("enable_prefix_caching", True),
+        num_host_blocks=overrides.pop("num_host_blocks", 0),
     )
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 12, "max_model_len": 64} | overrides
     config = SchedulerConfig(**limits)

@@ -10,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from headway.cli.flags import engine_panel, flags_of
+from headway.cli.help import GroupedCommand
 from headway.config import EngineOptions, SamplingParams
 from headway.config.options import Checked, option
 
@@ -68,14 +69,14 @@ def test_every_option_has_one_flag() -> None:
     @flags_of("given", EngineOptions, engine_panel)
     def command(*, given: dict[str, Any]) -> None: ...
 
-    app = typer.Typer()
-    app.command()(command)
-    shown = CliRunner().invoke(app, ["--help"], env={"TERMINAL_WIDTH": "160"}).output
+    app = typer.Typer(rich_markup_mode=None)
+    app.command(cls=GroupedCommand)(command)
+    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "80"}).output
 
     for spec in dataclasses.fields(EngineOptions):
         assert spec.name.replace("_", "-") in shown
-    assert all(panel in shown for panel in ("Engine", "KV memory", "Scheduler"))
-    assert "[default: 2048]" in shown
+    assert all(f"\n{panel}:\n" in shown for panel in ("Engine", "KV memory", "Scheduler"))
+    assert "[default: 2048]" in " ".join(shown.split())
     assert "TOKENS|none" in shown
 
 

@@ -79,6 +79,17 @@ def test_json_lines_have_their_own_sampling(tiny_model: Path, tmp_path: Path) ->
     assert found[2]["prompt"].startswith("<|im_start|>user\na dog<|im_end|>")
 
 
+def test_priority_decides_who_goes_first(tiny_model: Path) -> None:
+    lines = [json.dumps({"prompt": "a dog", "priority": priority, "ignore_eos": True}) for priority in (2, 1, 0)]
+    limits = ["--scheduling-policy", "priority", "--max-num-seqs", "1", "--output", "-"]
+
+    found = records(generate(tiny_model, *limits, stdin="\n".join(lines)).stdout)
+
+    queue = [one["metrics"]["queue_s"] for one in found]
+    assert queue == sorted(queue, reverse=True)
+    assert [one["request_id"] for one in found] == ["0", "1", "2"]
+
+
 def test_chat_puts_prompts_into_the_template(tiny_model: Path) -> None:
     found = records(generate(tiny_model, "a dog", "--chat", "--output", "-").stdout)
 

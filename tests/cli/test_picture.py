@@ -49,6 +49,12 @@ def test_preemptions_and_hits_are_marked_only_if_there_were_any(tmp_path: Path) 
         assert pixels(without, colour) > 100
 
 
+def test_swaps_look_different(tmp_path: Path) -> None:
+    image = drawn(tmp_path, record(num_host_blocks=40, preemption_mode="swap", enable_prefix_caching=False))
+
+    assert pixels(image, picture.RED) == pixels(image, picture.PURPLE) == 0
+
+
 @pytest.mark.parametrize("requests", [1, picture.MOST_NAMED + 40])
 def test_very_few_and_very_many_requests(tmp_path: Path, requests: int) -> None:
     prompts = {f"request-{number}": [number, *PROMPTS["first"]] for number in range(requests)}

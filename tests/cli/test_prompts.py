@@ -44,6 +44,13 @@ def test_json_lines_override_what_was_given_for_all() -> None:
     assert third.sampling.greedy
 
 
+def test_json_lines_say_what_policies_look_at() -> None:
+    job = jobs('{"prompt": "a", "priority": -1, "tenant": "x", "deadline_s": 2, "cache_salt": "s", "max_tokens": 3}')[0]
+
+    assert job.service == {"priority": -1, "tenant": "x", "deadline_s": 2, "cache_salt": "s"}
+    assert job.sampling == SamplingParams(max_tokens=3)
+
+
 def test_chat_makes_messages_of_plain_prompts() -> None:
     assert jobs('{"prompt": "a"}', chat=True)[0].messages == ({"role": "user", "content": "a"},)
     assert jobs("a", chat=True)[0].messages == ({"role": "user", "content": "a"},)
@@ -65,6 +72,8 @@ def test_format_can_be_told() -> None:
         ('{"prompt": "a", "top_k": 2.5}', "line 2: top_k cannot be 2.5"),
         ('{"prompt": "a", "stop": [1]}', "line 2: stop cannot be"),
         ('{"prompt": "a", "logit_bias": {"a": 1}}', "line 2: logit_bias cannot be"),
+        ('{"prompt": "a", "priority": "high"}', 'line 2: priority cannot be "high": it must be an integer'),
+        ('{"prompt": "a", "tenant": 3}', "line 2: tenant cannot be 3: it must be text"),
         ('{"prompt": 1}', "line 2: prompt must be text"),
         ('{"prompt_token_ids": [1, true]}', "line 2: prompt_token_ids must be a list of integers"),
         ('{"messages": []}', "line 2: messages must be"),

@@ -113,6 +113,15 @@ def test_findings_say_what_happened_and_where() -> None:
     assert f"first at step {min(event.step for event in events)}" in preemption.sentence
 
 
+def test_a_swapped_request_computes_nothing_again() -> None:
+    timeline = timeline_of(record(num_host_blocks=40, preemption_mode="swap", enable_prefix_caching=False))
+
+    events = [event for found in timeline.requests for event in found.preemptions]
+    assert events and {event.kind for event in events} == {"swap"}
+    assert sum(found.num_again for found in timeline.requests) == 0
+    assert "blocks copied to the host" in find_all(timeline)[2].sentence
+
+
 def test_findings_say_what_did_not_happen() -> None:
     findings = find_all(timeline_of(record({"a": [1, 2], "b": [3, 4]}, num_blocks=100)))
 

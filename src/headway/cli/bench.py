@@ -21,7 +21,10 @@ def bench(
         str, typer.Argument(metavar="|".join(BENCHMARKS), help="The scheduler alone or the whole engine.")
     ],
 ) -> None:
-    """Run a benchmark; what follows its name goes to it (its own options: headway bench NAME -- --help)."""
+    """Run a benchmark of this checkout.
+
+    What follows its name goes to it; its own options are shown by: headway bench NAME -- --help
+    """
     if which not in BENCHMARKS:
         raise ConfigError("bench", which, f"must be one of {', '.join(BENCHMARKS)}")
     script = benchmarks_folder() / BENCHMARKS[which]

@@ -59,7 +59,9 @@ def demo(
     *,
     engine: dict[str, Any],
 ) -> None:
-    """Run 24 prompts through a small KV memory and show chunking, prefix hits and preemption.
+    """Show chunking, prefix hits and preemption at work.
+
+    Runs 24 prompts at once through a KV memory that is too small for them.
 
     Writes demo.png, demo.jsonl and demo.trace.jsonl. Exit status 1 means that one of the three did not happen,
     as may be with other limits than the defaults.

@@ -21,9 +21,10 @@ def draw(
     ] = None,
     width: Annotated[int, typer.Option(help="Width of the picture [pixels].")] = 1700,
 ) -> None:
-    """Draw the run that a trace recorded: requests over steps, KV memory, tokens per step.
+    """Draw the run that a trace recorded.
 
-    The trace is replayed through the scheduler first, so a picture is also proof that the run can be repeated.
+    The picture has requests over steps, the KV memory, and the tokens of each step. The trace is replayed through the
+    scheduler first, so a picture is also proof that the run can be repeated.
     """
     from headway.cli.picture import draw as draw_picture
     from headway.cli.timeline import read_timeline

@@ -61,11 +61,13 @@ def find_preemption(timeline: Timeline) -> Finding:
     if not events:
         return Finding("preemption", 0, "no request was preempted")
     event, line = min(events, key=lambda pair: pair[0].step)
-    sentence = (
-        f"{_count(len(events), 'time')}; first at step {event.step}: {line.request_id} gave its blocks"
-        f" ({event.num_lost_tokens:,} tokens) to {event.by or 'others'}{_how_it_came_back(line, event.step)}"
-    )
-    return Finding("preemption", len(events), sentence)
+    whom = event.by or "others"
+    if event.kind == "swap":
+        what = f"had {event.num_copied_blocks:,} blocks copied to the host to make room for {whom}"
+    else:
+        what = f"gave its blocks ({event.num_lost_tokens:,} tokens) to {whom}"
+    sentence = f"{_count(len(events), 'time')}; first at step {event.step}: {line.request_id} {what}"
+    return Finding("preemption", len(events), sentence + _how_it_came_back(line, event.step))
 
 
 def _how_it_came_back(line: RequestLine, step: int) -> str:
@@ -73,7 +75,7 @@ def _how_it_came_back(line: RequestLine, step: int) -> str:
     if resumed is None:
         return " and never came back"
     found = sum(hit.num_tokens for hit in line.hits if hit.step == resumed)
-    return f" and came back at step {resumed} with {found:,} tokens found in the cache"
+    return f" and came back at step {resumed}" + (f" with {found:,} tokens found in the cache" if found else "")
 
 
 def _count(number: int, noun: str) -> str:

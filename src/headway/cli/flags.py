@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
 
 import typer
-from rich.markup import escape
 
 from headway.config import CacheConfig, Checked, ConfigError, SchedulerConfig
 
@@ -92,7 +91,11 @@ def engine_panel(name: str) -> str:
     """Heading under which an option of ``EngineOptions`` is shown."""
     if name in {spec.name for spec in dataclasses.fields(SchedulerConfig)}:
         return "Scheduler"
-    if name in {spec.name for spec in dataclasses.fields(CacheConfig)} or name.startswith("kv_"):
+    if (
+        name in {spec.name for spec in dataclasses.fields(CacheConfig)}
+        or name.startswith("kv_")
+        or name.endswith("_gib")
+    ):
         return "KV memory"
     return "Engine"
 
@@ -135,7 +138,6 @@ def _make_switch(spec: dataclasses.Field[Any], default: bool, panel: str) -> lis
             typer.Option(
                 _flag(spec.name if value else f"no_{spec.name}"),
                 help=_help(texts[value], dataclasses.MISSING),
-                metavar=" ",
                 show_default=False,
                 hidden=value is default,
                 rich_help_panel=panel,
@@ -184,9 +186,8 @@ def _without_none(hint: Any) -> tuple[Any, bool]:
 def _help(text: str, default: Any) -> str:
     """Help text with the default, if there is one to speak of."""
     if default is dataclasses.MISSING or (isinstance(default, tuple | Mapping | str) and not default):
-        return escape(text)
-    shown = escape(f"[default: {_NONE if default is None else default}]")
-    return f"{escape(text)} [dim]{shown}[/dim]"
+        return text
+    return f"{text} [default: {_NONE if default is None else default}]"
 
 
 # --- conversions -----------------------------------------------------------------------------------------------

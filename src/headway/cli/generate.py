@@ -53,8 +53,9 @@ def generate(
 ) -> None:
     """Complete prompts, or answer them with --chat. Results come in the order of the prompts.
 
-    JSON lines have "prompt", "prompt_token_ids" or "messages", perhaps a "request_id", and any sampling parameter
-    by its name (for example "max_tokens"), which goes before the flag.
+    JSON lines have "prompt", "prompt_token_ids" or "messages", perhaps a "request_id", a "priority", "tenant",
+    "deadline_s", "slo" or "cache_salt", and any sampling parameter by its name (for example "max_tokens"), which goes
+    before the flag.
     """
     jobs = read_jobs(prompts or [], file, form, sampling, chat=chat)
     if not jobs:

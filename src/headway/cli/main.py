@@ -12,6 +12,7 @@ from headway.cli.bench import bench
 from headway.cli.demo import demo
 from headway.cli.draw import draw
 from headway.cli.generate import generate
+from headway.cli.help import GroupedCommand
 from headway.cli.models import models_app
 
 USAGE_ERROR = 2
@@ -51,10 +52,11 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(generate)
-app.command()(demo)
+app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(demo)
 app.command(name="draw")(draw)
 app.add_typer(models_app, name="models")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from headway.cli.fetch import fetch_progress
 
-models_app = typer.Typer(help="List models and fetch them.", no_args_is_help=True)
+models_app = typer.Typer(help="List models and fetch them.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @models_app.command(name="list")

@@ -184,14 +184,21 @@ def _draw_marks(axes: Axes, requests: list[RequestLine], scale: float) -> None:
     """Hits, preemptions, resumptions and ends, each kind in one go."""
     hits: Points = [(hit.step - 0.5, row) for row, line in enumerate(requests) for hit in line.hits]
     resumed: Points = [(step - 0.5, row - 0.42) for row, line in enumerate(requests) for step in line.admissions[1:]]
-    preempted: Points = [(event.step, row) for row, line in enumerate(requests) for event in line.preemptions]
+    lost: dict[str, Points] = {"recompute": [], "swap": []}
+    for row, line in enumerate(requests):
+        for event in line.preemptions:
+            lost[event.kind].append((event.step, row))
     ends: dict[str, Points] = {}
     for row, line in enumerate(requests):
         if line.finish is not None:
             step, reason = line.finish
             ends.setdefault(FINISH_MARKS.get(reason, OTHER_FINISH)[0], []).append((step + 0.5, row))
     kinds: list[tuple[str, str, float, Points]] = [("D", GREEN, 5.0, hits), ("^", BLACK, 6.5, resumed)]
-    kinds += [("v", RED, 9.0, preempted), *((marker, BLACK, 5.5, points) for marker, points in sorted(ends.items()))]
+    kinds += [
+        ("v", RED, 9.0, lost["recompute"]),
+        ("v", BLUE, 9.0, lost["swap"]),
+        *((marker, BLACK, 5.5, points) for marker, points in sorted(ends.items())),
+    ]
     for marker, colour, size, points in kinds:
         if points:
             axes.plot(
@@ -251,12 +258,15 @@ def _request_legend(timeline: Timeline) -> list[Any]:
     ]
     if any(line.hits for line in requests):
         entries.append(_dot("D", GREEN, "prefix hit, tokens found"))
-    if any(line.preemptions for line in requests):
-        entries += [
-            _dot("v", RED, "preempted: loses its blocks"),
-            _dot("^", BLACK, "resumed"),
-            Patch(color=AGAIN_SHADES(0.5), label="computes tokens again"),
-        ]
+    kinds = {event.kind for line in requests for event in line.preemptions}
+    if "recompute" in kinds:
+        entries.append(_dot("v", RED, "preempted: loses its blocks"))
+    if "swap" in kinds:
+        entries.append(_dot("v", BLUE, "preempted: blocks to the host"))
+    if kinds:
+        entries.append(_dot("^", BLACK, "resumed"))
+    if any(line.num_again for line in requests):
+        entries.append(Patch(color=AGAIN_SHADES(0.5), label="computes tokens again"))
     shown = [WAITS[code] for code in WAITS if code in codes]
     shown += [OTHER_WAIT] if codes - set(WAITS) else []
     entries += [Line2D([], [], color=colour, linewidth=2.5, label=label) for colour, label in shown]

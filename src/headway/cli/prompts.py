@@ -1,7 +1,7 @@
 """What to generate: prompts out of arguments, files and standard input, each with its own sampling parameters.
 
 Two formats: text, one prompt per line; and JSON lines, objects with "prompt", "prompt_token_ids" or "messages", an
-optional "request_id", and any of the sampling parameters. Empty lines are skipped in both.
+optional "request_id", any of the sampling parameters, and what policies look at. Empty lines are skipped in both.
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from headway.config import ConfigError, SamplingParams
 SOURCES = ("prompt", "prompt_token_ids", "messages")
 """Keys of a JSON line, of which just one must be there."""
 
-_HINTS = typing.get_type_hints(SamplingParams)
+SERVICE: Mapping[str, Any] = {"priority": int, "cache_salt": str, "tenant": str, "deadline_s": float, "slo": str}
+"""Keys that are neither sampling nor prompt; they mean what they mean to ``Engine.prepare``."""
+
+_HINTS = {**typing.get_type_hints(SamplingParams), **SERVICE}
 _KINDS = {
     bool: "true or false",
     int: "an integer",
     float: "a number",
+    str: "text",
     tuple: "a list of the right kind",
     Mapping: "an object from token ids to numbers",
 }
@@ -49,12 +53,14 @@ class Job:
         request_id: unique within the input.
         where: its place in the input, for errors.
         sampling: how to choose its tokens.
+        service: what policies look at ("priority", "tenant", "deadline_s", "slo") and "cache_salt", if given.
         text, token_ids, messages: the prompt; one of them is set.
     """
 
     request_id: str
     where: str
     sampling: SamplingParams
+    service: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
@@ -127,9 +133,12 @@ def _job_of_json(where: str, index: int, line: str, sampling: Mapping[str, Any],
     if len(given) != 1:
         raise PromptError(where, f"needs just one of {', '.join(SOURCES)}; it has {', '.join(given) or 'none'}")
     source, request_id = given[0], str(content.get("request_id", index))
-    own = {name: value for name, value in content.items() if name not in (*SOURCES, "request_id")}
+    own = _options_of_json(
+        where, {name: value for name, value in content.items() if name not in (source, "request_id")}
+    )
+    service = {name: own.pop(name) for name in SERVICE if name in own}
     try:
-        job = Job(request_id, where, SamplingParams(**{**sampling, **_sampling_of_json(where, own)}))
+        job = Job(request_id, where, SamplingParams(**{**sampling, **own}), service)
     except ConfigError as error:
         raise PromptError(where, str(error)) from error
     return dataclasses.replace(job, **_prompt_of_json(where, source, content[source], chat))
@@ -149,8 +158,8 @@ def _prompt_of_json(where: str, source: str, value: Any, chat: bool) -> dict[str
     return {"messages": tuple(value)}
 
 
-def _sampling_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling parameters as the dataclass wants them; JSON knows no tuples and no numbers as keys."""
+def _options_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
+    """Options as dataclasses want them; JSON knows no tuples and no numbers as keys."""
     values: dict[str, Any] = {}
     for name, value in own.items():
         if name not in _HINTS:

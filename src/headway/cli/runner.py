@@ -82,9 +82,9 @@ def in_order(ended: Iterable[Ended]) -> Iterator[Ended]:
 
 def _prepare(engine: Engine, job: Job) -> Prepared:
     if job.messages is not None:
-        return engine.prepare_chat(job.messages, job.sampling, request_id=job.request_id)
+        return engine.prepare_chat(job.messages, job.sampling, request_id=job.request_id, **job.service)
     prompt = job.text if job.text is not None else job.token_ids or ()
-    return engine.prepare(prompt, job.sampling, request_id=job.request_id)
+    return engine.prepare(prompt, job.sampling, request_id=job.request_id, **job.service)
 
 
 def record_of(output: RequestOutput) -> dict[str, Any]:
