@@ -68,7 +68,7 @@ def test_rows_and_waiting_requests() -> None:
     reasons = [seen.reason_of_waiter(place) for place in range(2)]
     assert reasons == [run.scheduler.wait_reason("b"), run.scheduler.wait_reason("c")]
     assert [reason.code for reason in reasons] == [ReasonCode.SLOTS_FULL, ReasonCode.QUEUE_POSITION]
-    assert {code: count for code, count in seen.reason_counts().items() if count} == {
+    assert {code: count for code, count in seen.waiting_counts().items() if count} == {
         ReasonCode.SLOTS_FULL: 1,
         ReasonCode.QUEUE_POSITION: 1,
     }
@@ -139,4 +139,7 @@ def test_counts_agree_with_the_reasons_of_all_requests() -> None:
         counts = dict.fromkeys(ReasonCode, 0)
         for reason in run.scheduler.wait_reasons().values():
             counts[reason.code] += 1
-        assert run.scheduler.inspect().reason_counts() == counts
+        seen = run.scheduler.inspect()
+        waiting, rows = seen.waiting_counts(), seen.row_counts()
+        assert {code: waiting[code] + rows[code] for code in ReasonCode} == counts
+        assert sum(waiting.values()) == run.scheduler.num_waiting

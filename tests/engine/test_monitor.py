@@ -94,11 +94,12 @@ def test_latencies_are_those_of_the_requests() -> None:
     watched.add("b", 5, 3)
     snapshot = watched.steps(8)
 
-    latencies = snapshot.latencies
+    latencies = snapshot.recent
     assert latencies.queue_s.tolist() == [0.0, 4.0]
     assert latencies.ttft_s.tolist() == [1.0, 5.0]
     assert latencies.tpot_s.tolist() == [1.0, 1.0]
     assert latencies.e2e_s.tolist() == [4.0, 7.0]
+    assert latencies.reuse.tolist() == [[5, 0], [5, 0]]
     seconds, rows = inter_token_latencies(snapshot.steps)
     assert (seconds.tolist(), rows.tolist()) == ([1.0] * 5, [1.0] * 5)
 
@@ -116,7 +117,7 @@ def test_nothing_is_kept_of_what_ended() -> None:
     watched.steps(100)
 
     monitor = watched.monitor
-    assert (monitor._arrivals, monitor._prefilling, monitor._setbacks) == ({}, {}, {})
+    assert (monitor._queued, monitor._prefilling, monitor._setbacks) == ({}, {}, {})
 
 
 def test_a_pause_between_requests_is_no_latency() -> None:

@@ -140,15 +140,17 @@ class Inspection:
         own = self._own.get(self.waiting[place].handle)
         return own if own is not None else WaitReason(self._rest, self.step, need=place)
 
-    def reason_counts(self) -> dict[ReasonCode, int]:
-        """Live requests that were not served in the last step, by reason; all reasons, in their order."""
+    def waiting_counts(self) -> dict[ReasonCode, int]:
+        """Requests in the queue by reason; all reasons, in their order."""
         counts = dict.fromkeys(ReasonCode, 0)
         for reason in self._own.values():
             counts[reason.code] += 1
         counts[self._rest] += len(self.waiting) - len(self._own)
-        for number, code in REASON_OF_NUMBER.items():
-            counts[code] += int(np.count_nonzero(self.rows.reasons == number))
         return counts
+
+    def row_counts(self) -> dict[ReasonCode, int]:
+        """Running requests that were not served in the last step, by reason; all reasons, in their order."""
+        return {code: int(np.count_nonzero(self.rows.reasons == number)) for number, code in REASON_OF_NUMBER.items()}
 
 
 def inspect(state: SchedulerState) -> Inspection:

@@ -21,8 +21,8 @@ from headway.engine.waits import WaitLog, Waits
 NUM_STEPS = 300
 """Steps that are remembered."""
 
-NUM_LATENCIES = 512
-"""Observations of each latency that are remembered."""
+NUM_RECENT = 512
+"""Observations of each latency, and starts of requests, that are remembered."""
 
 QUANTILES = (0.5, 0.9, 0.99)
 
@@ -59,18 +59,20 @@ class Setback(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Latencies:
-    """Recent observations, in seconds, oldest first. docs/metrics.md defines each.
+class Recent:
+    """Recent observations, oldest first; latencies in seconds, as docs/metrics.md defines them.
 
     Attributes:
         queue_s, ttft_s: of requests that started, or got their first token.
         tpot_s, e2e_s: of requests that ended with "stop" or "length".
+        reuse: int64[n, 2], tokens of the prompt and those of them found in the prefix cache, of requests that started.
     """
 
     queue_s: npt.NDArray[np.float64]
     ttft_s: npt.NDArray[np.float64]
     tpot_s: npt.NDArray[np.float64]
     e2e_s: npt.NDArray[np.float64]
+    reuse: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class EngineSnapshot:
         waits: since when requests wait for their reason.
         counters, histograms: since the start.
         steps: the last executed steps, oldest first.
-        latencies: recent ones.
+        recent: latencies and reuse.
         setbacks: handle -> what preemptions cost, of live requests that were preempted.
     """
 
@@ -95,7 +97,7 @@ class EngineSnapshot:
     counters: Counters
     histograms: Histograms
     steps: tuple[StepRecord, ...]
-    latencies: Latencies
+    recent: Recent
     setbacks: Mapping[int, Setback]
 
 
@@ -111,12 +113,13 @@ class Monitor:
         self._clock = engine.loop.clock
         self._waits = WaitLog(engine.scheduler.config.max_num_seqs, self._clock())
         self._steps: deque[StepRecord] = deque(maxlen=NUM_STEPS)
-        self._arrivals: dict[int, float] = {}
+        self._queued: dict[int, Queued] = {}
         """handle -> arrival, of requests that never started."""
         self._prefilling: dict[int, float] = {}
         """handle -> arrival, of requests that started and have no token yet."""
         self._setbacks: dict[int, Setback] = {}
-        self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s = (deque[float](maxlen=NUM_LATENCIES) for _ in range(4))
+        self._reuse: deque[tuple[int, int]] = deque(maxlen=NUM_RECENT)
+        self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s = (deque[float](maxlen=NUM_RECENT) for _ in range(4))
 
     def observe(self, report: StepReport) -> None:
         """Take in a step. Costs time in proportion to what happened, not to the requests that there are."""
@@ -147,18 +150,22 @@ class Monitor:
             counters=metrics.counters.copy(),
             histograms=metrics.histograms.copy(),
             steps=tuple(self._steps),
-            latencies=Latencies(*map(np.array, (self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s))),
+            recent=Recent(
+                *map(np.array, (self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s)),
+                reuse=np.array(self._reuse, np.int64).reshape(-1, 2),
+            ),
             setbacks=dict(self._setbacks),
         )
 
     def _follow(self, event: Event) -> None:
         if isinstance(event, Queued):
-            self._arrivals[event.handle] = event.now
+            self._queued[event.handle] = event
         elif isinstance(event, Admitted):
-            arrival = self._arrivals.pop(event.handle, None)
-            if arrival is not None:
-                self._queue_s.append(event.now - arrival)
-                self._prefilling[event.handle] = arrival
+            queued = self._queued.pop(event.handle, None)
+            if queued is not None:
+                self._queue_s.append(event.now - queued.now)
+                self._reuse.append((queued.num_prompt_tokens, event.num_cached_tokens))
+                self._prefilling[event.handle] = queued.now
         elif isinstance(event, Preempted):
             before = self._setbacks.get(event.handle)
             lost = event.num_lost_tokens + (before.num_lost_tokens if before is not None else 0)
@@ -168,7 +175,7 @@ class Monitor:
         """Let go of what has ended, which may have got its first token in the same step."""
         for event in events:
             if isinstance(event, Finished):
-                self._arrivals.pop(event.handle, None)
+                self._queued.pop(event.handle, None)
                 self._prefilling.pop(event.handle, None)
                 self._setbacks.pop(event.handle, None)
 
