@@ -19,6 +19,7 @@ from headway.engine.loop import EngineLoop
 from headway.engine.processor import OutputProcessor
 from headway.engine.trace import TraceWriter
 from headway.models.loading import ChatTemplateError
+from headway.sim.fake import FakeExecutor
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 300
 
@@ -111,6 +112,26 @@ class ScriptedExecutor:
                 tokens[row, 0] = outputs[place] if place < len(outputs) else EOS
                 logprobs[row] = [measured(int(tokens[row, 0]))]
         return StepResult(plan.step, tokens, plan.samples.astype(np.int32), logprobs, prompt_logprobs)
+
+
+class TimedExecutor(FakeExecutor):
+    """Says what its steps and copies took: 10 ms and 1 ms per token; 0.2 ms per block copied, or what is asked for.
+
+    Args:
+        block_copy_s: seconds per block copied, by step.
+    """
+
+    def __init__(self, *, block_copy_s: Callable[[int], float] = lambda step: 0.0002, **options: Any) -> None:
+        super().__init__(block_size=4, vocab_size=256, **options)
+        self._block_copy_s = block_copy_s
+        self.plans: list[StepPlan] = []
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        self.plans.append(plan)
+        copies = len(plan.swap_out) + len(plan.swap_in)
+        times = {"forward_s": 0.01 + 0.001 * plan.num_tokens, "copy_s": copies * self._block_copy_s(plan.step)}
+        self._results[-1] = dataclasses.replace(self._results[-1], **times)
 
 
 def measured(token: int) -> TokenLogprobs:

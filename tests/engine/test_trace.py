@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 from collections import Counter
@@ -29,7 +28,7 @@ from headway.engine.trace_records import (
     sampling_to_json,
 )
 from headway.sim.fake import FakeExecutor
-from tests.engine.builders import EOS, ScriptedExecutor, echo, make_engine, make_scheduler, scripts
+from tests.engine.builders import EOS, ScriptedExecutor, TimedExecutor, echo, make_engine, make_scheduler, scripts
 
 TIGHT = {"num_blocks": 14, "max_num_seqs": 4, "max_num_batched_tokens": 12, "scheduling_policy": "priority"}
 
@@ -111,23 +110,12 @@ def test_a_scheduler_fed_from_the_trace_makes_the_same_plans() -> None:
     assert replay(traced())["recompute"] > 0
 
 
-class TimedExecutor(FakeExecutor):
-    """Says what steps and copies took: numbers that make a swap worth its while now and then."""
-
-    def submit(self, plan: StepPlan) -> None:
-        super().submit(plan)
-        copies = len(plan.swap_out) + len(plan.swap_in)
-        step_s = 0.001 * plan.num_tokens + 0.01
-        copy_s = copies * (0.0002 if plan.step % 40 < 20 else 0.02)
-        self._results[-1] = dataclasses.replace(self._results[-1], forward_s=step_s, copy_s=copy_s)
-
-
 def crowded(**options: Any) -> str:
     """The trace of a run with times, on too few blocks."""
     settings = {"num_blocks": 14, "max_num_seqs": 4, "max_num_batched_tokens": 12, **options}
     text = io.StringIO()
     writer = TraceWriter(text, header(**settings))
-    executor = TimedExecutor(block_size=4, vocab_size=256)
+    executor = TimedExecutor(block_copy_s=lambda step: 0.0002 if step % 40 < 20 else 0.02)  # worth its while, or not
     engine = make_engine(executor, trace=writer, isolate_errors=False, **settings)
     for number in range(24):
         prompt = [number if place > 8 else place for place in range(12 + number % 3)]

@@ -259,6 +259,11 @@ class Scheduler:
         """The KV memory: pool, groups, statistics."""
         return self._state.kv
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds that one more token of a step takes, as measured lately; 0 before anything was measured."""
+        return self._state.cost.forward.slope
+
     def wait_reason(self, request_id: str) -> WaitReason | None:
         """Why a live request was not served in the last step; ``None`` if it was, or is not live."""
         state = self._state

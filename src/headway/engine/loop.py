@@ -208,6 +208,7 @@ class EngineLoop:
             self._trace.result(result)
         output = self.scheduler.update(plan, result, now)
         self.metrics.output(plan, output, now)
+        self.metrics.preemption_costs.observe(plan, result, self.scheduler.seconds_per_token)
         self._count_phase("update", now)
         if self._executor_times is not None:
             for phase, seconds in self._executor_times().items():

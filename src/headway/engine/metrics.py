@@ -19,6 +19,7 @@ from headway.core.request import FinishReason, Request
 from headway.core.scheduler import Scheduler
 from headway.engine.histogram import FEW, PHASE_SECONDS, REQUEST_SECONDS, TOKENS, Histogram
 from headway.engine.outputs import RequestMetrics
+from headway.engine.preemption_costs import PreemptionCosts
 
 PHASES = ("schedule", "copy", "build", "forward", "sample", "collect", "update", "output")
 """Parts of a step: the scheduler's, the executor's five, the scheduler's again, the text's."""
@@ -51,6 +52,9 @@ class Counters:
     """By cause."""
     recomputed_tokens: int = 0
     restored_tokens: int = 0
+    host_cached_tokens: int = 0
+    swapped_out_blocks: int = 0
+    swapped_in_blocks: int = 0
     steps: int = 0
     steps_failed: int = 0
     computed_tokens: int = 0
@@ -96,13 +100,17 @@ class Gauges:
 
     Attributes:
         running, waiting: requests in a slot, and live requests without one.
+        swapped: those of the waiting whose KV is on the host.
         kv_usage: share of the KV blocks that requests hold, 0 to 1; cached blocks that nobody holds are free.
+        host_kv_usage: the same of the host's KV blocks; 0 without any.
         unserved: live requests that got no tokens in the last step, by reason.
     """
 
     running: int
     waiting: int
+    swapped: int
     kv_usage: float
+    host_kv_usage: float
     unserved: dict[str, int]
 
 
@@ -111,12 +119,25 @@ def read_gauges(scheduler: Scheduler) -> Gauges:
     unserved: dict[str, int] = {}
     for reason in scheduler.wait_reasons().values():
         unserved[reason.code.value] = unserved.get(reason.code.value, 0) + 1
-    return Gauges(scheduler.num_running, scheduler.num_waiting, kv_usage(scheduler), unserved)
+    return Gauges(
+        running=scheduler.num_running,
+        waiting=scheduler.num_waiting,
+        swapped=scheduler.num_swapped,
+        kv_usage=kv_usage(scheduler),
+        host_kv_usage=host_kv_usage(scheduler),
+        unserved=unserved,
+    )
 
 
 def kv_usage(scheduler: Scheduler) -> float:
     """Share of the KV blocks that requests hold."""
     return 1.0 - scheduler.kv.pool.num_free / scheduler.cache.num_blocks
+
+
+def host_kv_usage(scheduler: Scheduler) -> float:
+    """Share of the host's KV blocks that swapped requests hold; 0 without any."""
+    host = scheduler.kv.host
+    return 1.0 - host.pool.num_free / host.pool.num_blocks if host is not None else 0.0
 
 
 @dataclass
@@ -179,6 +200,7 @@ class EngineMetrics:
     def __init__(self) -> None:
         self.counters = Counters()
         self.histograms = Histograms()
+        self.preemption_costs = PreemptionCosts()
         self._lives: dict[int, _Life] = {}
         self._rows = _Rows()
 
@@ -204,15 +226,18 @@ class EngineMetrics:
         elif isinstance(event, Preempted):
             counters.preemptions[event.kind, event.cause] += 1
             counters.lost_tokens[event.cause] += event.num_lost_tokens
+            self.preemption_costs.preempted(event)
             self._rows.leave(self._lives[event.handle])
 
     def _admitted(self, event: Admitted) -> None:
         life = self._lives[event.handle]
+        self.preemption_costs.admitted(event)
         self.counters.recomputed_tokens += event.num_recomputed_tokens
-        self.counters.restored_tokens += event.num_restored_tokens
         if event.resumed:
             self.counters.recached_tokens += event.num_cached_tokens
+            self.counters.restored_tokens += event.num_restored_tokens
         else:
+            self.counters.host_cached_tokens += event.num_restored_tokens
             life.admitted_s = event.now
             life.num_cached_tokens = event.num_cached_tokens
             self.histograms.queue_s.observe(event.now - life.arrival_s)
@@ -228,6 +253,8 @@ class EngineMetrics:
         rows, counters = self._rows, self.counters
         counters.steps += 1
         counters.computed_tokens += plan.num_tokens
+        counters.swapped_out_blocks += len(plan.swap_out)
+        counters.swapped_in_blocks += len(plan.swap_in)
         self.histograms.step_tokens.observe(plan.num_tokens)
         rows.num_chunks[plan.slots[plan.starts < rows.num_known[plan.slots]]] += 1
         slots = plan.slots[output.rows]
@@ -255,6 +282,7 @@ class EngineMetrics:
         """
         life = self._lives.pop(event.handle)
         self._rows.leave(life)
+        self.preemption_costs.ended(event.handle)
         self.counters.requests_finished[reason] += 1
         metrics = RequestMetrics(
             arrival_s=life.arrival_s,
