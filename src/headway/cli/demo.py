@@ -110,17 +110,19 @@ def run_demo(options: EngineOptions, jobs: Sequence[Job], out: Path, console: Co
 
 
 def _report(run: DemoRun, console: Console) -> None:
-    from headway.cli.report import request_table, summarize, summary_table
+    from headway.cli.report import request_tables, summarize, summary_table
 
-    console.print()
-    console.print(request_table(run.outputs, console.width))
+    for table in request_tables(run.outputs, console.width):
+        console.print()
+        console.print(table)
     console.print()
     console.print(summary_table(summarize(run.outputs, run.timeline)))
     console.print()
     for finding in run.findings:
         mark = "[bold red]missing[/bold red]" if finding.count == 0 else "[bold green]shown[/bold green]"
         console.print(f"{mark} [bold]{finding.name}[/bold]: {finding.sentence}", highlight=False, soft_wrap=True)
-    console.print(f"\n{len(run.timeline.steps)} steps were decided again from the trace, all as recorded. Written:")
+    num_steps = len(run.timeline.steps)
+    console.print(f"\n{num_steps} steps were decided again from the trace, all as recorded. Written:", highlight=False)
     for path in run.files:
         console.print(f"  {path}", highlight=False, soft_wrap=True)
 

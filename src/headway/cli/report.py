@@ -81,19 +81,29 @@ def summary_table(summary: Summary) -> Table:
     return table
 
 
-def request_table(outputs: Sequence[RequestOutput], width: int) -> Table:
-    """One line per request, in the order given, ``width`` columns at most; the text is cut to what room there is."""
+def request_tables(outputs: Sequence[RequestOutput], width: int) -> list[Table]:
+    """A line per request, in the order given, ``width`` columns at most; texts come in a table of their own if it is
+    narrow, and are cut to what room there is."""
+    names = max((len(output.request_id) for output in outputs), default=0)
+    room = width - NUMBERS_WIDTH - names
+    apart = room < LEAST_TEXT
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
     table.add_column("\nrequest", no_wrap=True)
     for heading in ("queue\ns", "TTFT\nms", "TPOT\nms", "prompt", "cached", "chunks", "output", "pre-\nempted"):
         table.add_column(heading if "\n" in heading else f"\n{heading}", justify="right", no_wrap=True)
     table.add_column("\nend", no_wrap=True)
-    room = width - NUMBERS_WIDTH - max((len(output.request_id) for output in outputs), default=0)
-    if room >= LEAST_TEXT:
+    if not apart:
         table.add_column("\ntext", no_wrap=True)
     for output in outputs:
         cells = [output.request_id, *_number_cells(output.metrics), output.finish_reason]
-        table.add_row(*cells, *([Text(shortened(output, room))] if room >= LEAST_TEXT else []))
+        table.add_row(*cells, *([] if apart else [Text(shortened(output, room))]))
+    return [table, _text_table(outputs, width - names - 1)] if apart else [table]
+
+
+def _text_table(outputs: Sequence[RequestOutput], room: int) -> Table:
+    table = Table("request", "text", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for output in outputs:
+        table.add_row(output.request_id, Text(shortened(output, room)))
     return table
 
 
