@@ -1,1 +1,1 @@
-"""Executors without a model, for tests and simulation. Needs no torch."""
+"""Executors without a model, for tests, and simulation in virtual time. Needs no torch."""
