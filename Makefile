@@ -48,7 +48,7 @@ imports: $(STAMP)
 
 test: check ## All checks and all tests, the core first
 	@$(BIN)/python -m pytest -x -q -n 2 $(PURE_TESTS)
-	@$(BIN)/python -m pytest -q tests $(PURE_TESTS:%=--ignore=%)
+	@$(BIN)/python -m pytest -q -n 2 tests $(PURE_TESTS:%=--ignore=%)
 
 fix: $(STAMP) ## Format and mend what can be mended by machine
 	@$(BIN)/ruff check --fix $(CODE)
