@@ -31,6 +31,7 @@ class Rows:
     Attributes:
         request_ids: names.
         handles: int64[n].
+        arrival_s: float64[n], when they came, on the engine's clock.
         slots, num_prompt_tokens, known, computed, inflight, end_len, held, num_cached_tokens, num_preemptions:
             int32[n], as in ``core/columns.py`` and ``core/request.py``.
         reasons: int8[n], numbers of reasons; 0 for a row that was served in the last step.
@@ -38,6 +39,7 @@ class Rows:
 
     request_ids: tuple[str, ...]
     handles: Int64
+    arrival_s: npt.NDArray[np.float64]
     slots: Int32
     num_prompt_tokens: Int32
     known: Int32
@@ -140,6 +142,11 @@ class Inspection:
         own = self._own.get(self.waiting[place].handle)
         return own if own is not None else WaitReason(self._rest, self.step, need=place)
 
+    @property
+    def num_swapped(self) -> int:
+        """Waiting requests whose KV is on the host."""
+        return sum(waiter.status is Status.SWAPPED for waiter in self.waiting)
+
     def waiting_counts(self) -> dict[ReasonCode, int]:
         """Requests in the queue by reason; all reasons, in their order."""
         counts = dict.fromkeys(ReasonCode, 0)
@@ -177,6 +184,7 @@ def _rows(state: SchedulerState) -> Rows:
     return Rows(
         request_ids=tuple(request.request_id for request in requests),
         handles=columns.handle[slots],
+        arrival_s=np.array([request.arrival_s for request in requests], np.float64),
         slots=slots,
         num_prompt_tokens=np.array([request.num_prompt_tokens for request in requests], np.int32),
         known=columns.known[slots],

@@ -150,6 +150,7 @@ class AsyncEngine:
         self._worker = EngineWorker(engine, self._post, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: dict[str, tuple[UpdateStream, int, Listener]] = {}
+        self.snapshot_age_s = SNAPSHOT_AGE_S
         self._seen = self._worker.last_look
         self._look: asyncio.Future[None] | None = None
         self.died = asyncio.Event()
@@ -230,15 +231,18 @@ class AsyncEngine:
         self._worker.order(Expire(tuple(request_ids)))
 
     async def snapshot(
-        self, *, max_age_s: float = SNAPSHOT_AGE_S, timeout_s: float = SNAPSHOT_TIMEOUT_S
+        self, *, max_age_s: float | None = None, timeout_s: float = SNAPSHOT_TIMEOUT_S
     ) -> EngineSnapshot:
         """Look into the engine.
 
         Args:
-            max_age_s: a snapshot that is no older is good enough: however many ask, few are made.
+            max_age_s: a snapshot that is no older is good enough: however many ask, few are made. ``snapshot_age_s``
+                if not given.
             timeout_s: if the engine has not answered by then, because a step takes long or it is stuck or dead, the
                 last snapshot has to do. ``taken_s`` says how old it is.
         """
+        if max_age_s is None:
+            max_age_s = self.snapshot_age_s
         if self.error is not None or self.now() - self._seen.taken_s <= max_age_s:
             return self._seen
         if self._look is None:

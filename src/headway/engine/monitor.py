@@ -88,6 +88,7 @@ class EngineSnapshot:
         steps: the last executed steps, oldest first.
         recent: latencies and reuse.
         setbacks: handle -> what preemptions cost, of live requests that were preempted.
+        preemption_seconds: kind -> seconds that preemptions were predicted to cost, and did cost, since the start.
     """
 
     at_s: float
@@ -99,6 +100,7 @@ class EngineSnapshot:
     steps: tuple[StepRecord, ...]
     recent: Recent
     setbacks: Mapping[int, Setback]
+    preemption_seconds: Mapping[str, tuple[float, float]]
 
 
 class Monitor:
@@ -151,10 +153,17 @@ class Monitor:
             histograms=metrics.histograms.copy(),
             steps=tuple(self._steps),
             recent=Recent(
-                *map(np.array, (self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s)),
+                queue_s=np.array(self._queue_s),
+                ttft_s=np.array(self._ttft_s),
+                tpot_s=np.array(self._tpot_s),
+                e2e_s=np.array(self._e2e_s),
                 reuse=np.array(self._reuse, np.int64).reshape(-1, 2),
             ),
             setbacks=dict(self._setbacks),
+            preemption_seconds={
+                kind: (predicted_s, metrics.preemption_costs.real_s[kind])
+                for kind, predicted_s in metrics.preemption_costs.predicted_s.items()
+            },
         )
 
     def _follow(self, event: Event) -> None:

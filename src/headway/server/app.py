@@ -9,11 +9,19 @@ from fastapi import FastAPI
 
 from headway.server import errors
 from headway.server.edge import Edge
-from headway.server.routes import generation, health, models, tokens
+from headway.server.routes import debug, generation, health, metrics, models, page, tokens
 from headway.server.service import Service
 from headway.version import __version__
 
-ROUTERS = (generation.router, models.router, tokens.router, health.router)
+ROUTERS = (
+    generation.router,
+    models.router,
+    tokens.router,
+    health.router,
+    metrics.router,
+    debug.router,
+    page.router,
+)
 
 
 def create_app(service: Service) -> FastAPI:

@@ -1,6 +1,7 @@
 """What every call passes first: a name, a key, a limit for its body. Pure ASGI, so that streams are not held up.
 
-Health is let through untouched: probes have no keys, and must get an answer whatever else goes wrong.
+Health is let through untouched: probes have no keys, and must get an answer whatever else goes wrong. So are the files
+of the page: a browser that is pointed at them has no key to bring yet.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Edge:
 
 
 def is_open(path: str) -> bool:
-    """Whether a path needs no key."""
-    return path == "/health" or path.startswith("/health/")
+    """Whether a path needs no key: health, and the page, which holds nothing and asks for the key itself."""
+    return path in ("/", "/health") or path.startswith(("/health/", "/page/"))
 
 
 def call_name(scope: Scope, prefix: str) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from headway.config.server import ServerOptions
 from headway.engine.async_engine import AsyncEngine
+from headway.engine.histogram import FEW, Histogram
 from headway.server import errors
 from headway.server.admission import Admission, TurnedAway
 from headway.server.call import Call
@@ -35,6 +36,7 @@ class Service:
         models: names that clients may use; the first one is in the answers.
         calls: open ones, by request id.
         draining: whether the server is about to end and takes no more calls.
+        asked_n: choices that calls asked for, of calls that were let in.
     """
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
@@ -50,6 +52,7 @@ class Service:
         self.tokenising = Tokenising(inner.tokenizer)
         self.calls: dict[str, Call] = {}
         self.draining = False
+        self.asked_n = Histogram(FEW)
         self._all_closed = asyncio.Event()
         self._all_closed.set()
         self._hurried = asyncio.Event()
@@ -104,6 +107,7 @@ class Service:
             ticket = self.admission.admit(spec.num_requests)
         except TurnedAway as error:
             raise errors.turned_away(error) from error
+        self.asked_n.observe(spec.n)
         salt = f"{owner}/{spec.cache_salt}" if self.options.cache_isolation else spec.cache_salt
         call = self.calls[request_id] = Call(
             request_id,
