@@ -87,11 +87,14 @@ def test_the_request_limit_is_looked_at_first() -> None:
 
 def test_a_call_that_waits_to_be_tokenised_is_turned_away_as_soon_as_there_is_no_room() -> None:
     admission = Admission(None, 50)
-    early, late = admission.admit(1), admission.admit(3)
+    early, late, small = admission.admit(1), admission.admit(3, fewest_tokens=9), admission.admit(1)
     early.charge([48])
 
-    with pytest.raises(TurnedAway):
+    with pytest.raises(TurnedAway, match="48 prompt tokens are waiting and 9 more would exceed the limit of 50"):
         late.check()
+    with pytest.raises(TurnedAway):
+        admission.admit(1, fewest_tokens=3)
+    small.check()
     early.first_token(0)
     late.check()
 

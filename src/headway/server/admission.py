@@ -7,7 +7,8 @@
 Rule 1: whoever is counted holds a ticket, and each of its requests leaves the count once, whatever ends it.
 
 Rule 2: checking and counting is one step, with nothing in between. Requests are counted before any work is done for
-them, tokens as soon as their number is known; before that, a ticket is refused if there is no room for any token.
+them, tokens as soon as their number is known. Before that a call says how many it has at least, and is turned away
+without being tokenised if already those are too many, when it comes and again when its turn to be tokenised comes.
 
 Rule 3: a call of several prompts or choices costs as many requests and is let in whole or not at all.
 
@@ -67,17 +68,21 @@ class Admission:
         self.num_tokens = 0
         self.turned_away = dict.fromkeys(REASONS, 0)
 
-    def admit(self, num_requests: int) -> Ticket:
-        """Count a call of ``num_requests``, whose prompts need not be known yet.
+    def admit(self, num_requests: int, fewest_tokens: int = 1) -> Ticket:
+        """Count a call.
+
+        Args:
+            num_requests: generations it takes.
+            fewest_tokens: prompt tokens that it has at least.
 
         Raises:
             TurnedAway: there is no room for it.
         """
         if self.max_requests is not None and self.num_requests + num_requests > self.max_requests:
             raise self._turn_away(QUEUE_FULL, self.max_requests, self.num_requests, num_requests)
-        self.check_tokens(num_requests)
+        self.check_tokens(fewest_tokens)
         self.num_requests += num_requests
-        return Ticket(self, num_requests)
+        return Ticket(self, num_requests, fewest_tokens)
 
     def check_tokens(self, asked: int) -> None:
         """Raise :class:`TurnedAway` if ``asked`` more prompt tokens are too many now."""
@@ -96,8 +101,9 @@ class Ticket:
     :meth:`charge`; only the first time counts.
     """
 
-    def __init__(self, admission: Admission, num_requests: int) -> None:
+    def __init__(self, admission: Admission, num_requests: int, fewest_tokens: int) -> None:
         self._admission = admission
+        self._fewest_tokens = fewest_tokens
         self._unfinished = dict.fromkeys(range(num_requests))
         self._prefilling: dict[int, int] = {}
         """index -> prompt tokens, of requests without a first token."""
@@ -108,8 +114,8 @@ class Ticket:
         return len(self._unfinished)
 
     def check(self) -> None:
-        """Raise :class:`TurnedAway` if there is no room for a single token of each prompt: no need to count them."""
-        self._admission.check_tokens(len(self._unfinished))
+        """Raise :class:`TurnedAway` if by now there is no room for the tokens that the call has at least."""
+        self._admission.check_tokens(self._fewest_tokens)
 
     def charge(self, num_tokens: Sequence[int]) -> None:
         """Count the prompt tokens, by index.

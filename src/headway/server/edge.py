@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import uuid
@@ -17,7 +18,9 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from headway.server.errors import INVALID, UNAUTHENTICATED, ApiError
+from headway.server.errors import FAILED, INVALID, UNAUTHENTICATED, ApiError
+
+logger = logging.getLogger(__name__)
 
 REQUEST_ID = "headway.request_id"
 OWNER = "headway.owner"
@@ -84,28 +87,41 @@ class Edge:
         self._max_body_bytes = max_body_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or is_open(scope["path"]):
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        answer = _Answer(send, scope)
+        try:
+            if not is_open(scope["path"]):
+                receive = self._let_in(scope, receive, answer)
+            await self._app(scope, receive, answer.send)
+        except ApiError as error:
+            await error.response()(scope, receive, answer.send)
+        except Exception as error:
+            if answer.begun:
+                raise
+            # Not for uvicorn, which would close the connection without telling the client so.
+            logger.exception("%s %s failed", scope["method"], scope["path"])
+            failure = ApiError(500, f"the server failed: {type(error).__name__}", kind=FAILED, code="internal_error")
+            await failure.response()(scope, receive, answer.send)
+
+    def _let_in(self, scope: Scope, receive: Receive, answer: _Answer) -> Receive:
+        """Check what a call brings; where to receive its body from.
+
+        Raises:
+            ApiError: it may not come in.
+        """
         headers = Headers(scope=scope)
         given_id = headers.get("x-request-id")
-        shown_id = given_id if given_id and _ID.fullmatch(given_id) else uuid.uuid4().hex
-        named_send = _naming(send, scope, shown_id)
-        try:
-            scope[OWNER] = self._keys.owner(headers.get("authorization"))
-            if given_id is not None and given_id != shown_id:
-                raise ApiError(
-                    400,
-                    "X-Request-Id must be 1 to 128 letters, digits or ._:-",
-                    code="invalid_request_id",
-                    param="X-Request-Id",
-                )
-            self._check_length(headers.get("content-length"))
-        except ApiError as error:
-            await error.response()(scope, receive, named_send)
-            return
+        is_good_id = given_id is not None and _ID.fullmatch(given_id) is not None
+        answer.name = given_id if is_good_id and given_id is not None else uuid.uuid4().hex
+        scope[OWNER] = self._keys.owner(headers.get("authorization"))
+        if given_id is not None and not is_good_id:
+            message = "X-Request-Id must be 1 to 128 letters, digits or ._:-"
+            raise ApiError(400, message, code="invalid_request_id", param="X-Request-Id")
+        self._check_length(headers.get("content-length"))
         scope[REQUEST_ID] = given_id
-        await self._app(scope, self._limited(receive), named_send)
+        return self._limited(receive)
 
     def _check_length(self, length: str | None) -> None:
         if length is not None and length.isdecimal() and int(length) > self._max_body_bytes:
@@ -144,13 +160,25 @@ def call_name(scope: Scope, prefix: str) -> str:
     return str(name)
 
 
-def _naming(send: Send, scope: Scope, shown_id: str) -> Send:
-    """The same, but answers say which call they belong to."""
+class _Answer:
+    """The way of an answer out; it says which call it belongs to.
 
-    async def naming(message: Message) -> None:
+    Attributes:
+        name: shown if the call gets no name of its own.
+        begun: whether the status line is out.
+    """
+
+    def __init__(self, send: Send, scope: Scope) -> None:
+        self._send = send
+        self._scope = scope
+        self.name = ""
+        self.begun = False
+
+    async def send(self, message: Message) -> None:
+        """Pass it on."""
         if message["type"] == "http.response.start":
-            name = scope.get(REQUEST_ID) or shown_id
-            message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", name.encode())]}
-        await send(message)
-
-    return naming
+            self.begun = True
+            name = self._scope.get(REQUEST_ID) or self.name
+            if name:
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", name.encode())]}
+        await self._send(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -19,8 +18,6 @@ from headway.engine.outputs import RequestError
 from headway.engine.worker import TIMEOUT
 from headway.server.admission import TurnedAway
 from headway.server.json import json_response
-
-logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1
 """What a client that was turned away is told to wait; long enough for a few steps, and a balancer goes elsewhere."""
@@ -118,7 +115,7 @@ def failed(error: RequestError) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Have the application answer in this shape, whoever raises what."""
+    """Have the application answer in this shape. What nobody foresaw is answered by ``server.edge``."""
 
     @app.exception_handler(ApiError)
     async def on_api_error(_: Request, error: ApiError) -> Response:
@@ -135,11 +132,6 @@ def install(app: FastAPI) -> None:
         code = status.name.lower()
         kind = INVALID if error.status_code < 500 else FAILED
         return ApiError(error.status_code, message, kind=kind, code=code, headers=error.headers).response()
-
-    @app.exception_handler(Exception)
-    async def on_bug(_: Request, error: Exception) -> Response:
-        message = f"the server failed: {type(error).__name__}"
-        return ApiError(500, message, kind=FAILED, code="internal_error").response()
 
 
 _CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}

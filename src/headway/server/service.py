@@ -104,7 +104,7 @@ class Service:
                 f"a request named {request_id!r} is unfinished", "X-Request-Id", "duplicate_request_id"
             )
         try:
-            ticket = self.admission.admit(spec.num_requests)
+            ticket = self.admission.admit(spec.num_requests, spec.fewest_tokens)
         except TurnedAway as error:
             raise errors.turned_away(error) from error
         self.asked_n.observe(spec.n)

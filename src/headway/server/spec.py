@@ -15,6 +15,8 @@ from headway.server.protocol.generation import GenerationBody
 
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say; a chat answer may go on to the end of the context."""
+MOST_CHARS_PER_TOKEN = 16
+"""No text of any length has more, but for long runs of one character; usual ones have about four."""
 MAX_BIAS = 100.0
 MAX_ID_DIGITS = 10
 MAX_SALT_CHARS = 256
@@ -80,11 +82,23 @@ class CallSpec:
         """Generations it takes: what the call costs."""
         return len(self.prompts) * self.candidates
 
+    @property
+    def fewest_tokens(self) -> int:
+        """Prompt tokens that it takes at least, as far as can be told without tokenising."""
+        return sum(map(_fewest_tokens, self.prompts)) * self.candidates
+
     def sampling_of(self, candidate: int) -> SamplingParams:
         """Parameters of one candidate. With a seed, each draws from a seed of its own, and the first from the given."""
         if candidate == 0 or self.sampling.seed is None:
             return self.sampling
         return replace(self.sampling, seed=self.sampling.seed + candidate)
+
+
+def _fewest_tokens(prompt: PromptInput) -> int:
+    if isinstance(prompt, tuple):
+        return len(prompt)
+    num_chars = len(prompt) if isinstance(prompt, str) else prompt.num_chars
+    return max(1, num_chars // MOST_CHARS_PER_TOKEN)
 
 
 def completion_spec(body: CompletionBody, options: ServerOptions, max_model_len: int) -> CallSpec:
