@@ -129,18 +129,68 @@ def test_what_is_not_a_number_stays_so_in_its_own_row(backend: str, part: str) -
     assert out.isnan().any(1).tolist() == [False, True] + [False] * 9
 
 
-def test_native_result_of_a_row_is_the_same_number_in_any_batch() -> None:
+def share_blocks(case: Case, row: int, other: int, num_blocks: int) -> None:
+    """Let a row have the first blocks of another one, as after a prefix hit."""
+    case.meta.block_tables[row, :num_blocks] = case.meta.block_tables[other, :num_blocks]
+
+
+SHARED_PREFIXES = {
+    "all the same": ([(299, 1)] * 7, 16, [(row, 0, 16) for row in range(1, 7)]),
+    "just a part": ([(128, 1), (127, 1), (300, 2)], 16, [(1, 0, 7), (2, 0, 8)]),
+    "the whole context": ([(255, 1), (255, 1)], 16, [(1, 0, 15)]),
+    "several groups, and rows alone": (
+        [(299, 1), (513, 1), (299, 1), (40, 1), (0, 9), (520, 3), (299, 1), (600, 1)],
+        16,
+        [(2, 0, 18), (5, 1, 32), (7, 1, 30), (6, 0, 8)],
+    ),
+    "one shares less than the others": ([(700, 1)] * 4, 16, [(1, 0, 40), (2, 0, 40), (3, 0, 9)]),
+    "blocks that do not divide a part": ([(299, 1)] * 3, 24, [(1, 0, 12), (2, 0, 6)]),
+    "small blocks": ([(299, 1)] * 3, 1, [(1, 0, 299), (2, 0, 200)]),
+    "more queries than one tile takes": ([(140, 1)] * 150, 16, [(row, 0, 8) for row in range(1, 150)]),
+    "a long chunk among them": ([(256, 1), (256, 1), (256, 90)], 16, [(1, 0, 16), (2, 0, 16)]),
+}
+
+
+def shared_case(name: str, num_heads: int = 6) -> Case:
+    rows, block_size, shares = SHARED_PREFIXES[name]
+    case = Case(rows, num_heads=num_heads, head_dim=8, block_size=block_size)
+    for share in shares:
+        share_blocks(case, *share)
+    return case
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHARED_PREFIXES)
+def test_rows_that_share_a_prefix(backend: str, name: str) -> None:
+    assert_matches(shared_case(name), backend)
+
+
+def assert_rows_alone_give_the_same_numbers(together: Case) -> None:
     attention = attention_of("native")
-    together = Case([(600, 3), (1050, 1), (0, 70), *[(20, 1)] * 20], num_kv_heads=1, block_size=16)
-    expected, _ = together.run(attention)
-    for row, (begin, end, context) in enumerate(together.meta.rows):
-        alone = Case([(context - (end - begin), end - begin)], num_kv_heads=1, block_size=16)
-        alone.q, alone.k, alone.v = (part[begin:end] for part in (together.q, together.k, together.v))
-        alone.kv_cache = together.kv_cache
-        alone.meta.block_tables = together.meta.block_tables[row : row + 1]
-        alone.meta.slot_mapping = together.meta.slot_mapping[begin:end]
-        out, _ = alone.run(attention)
+    expected, kv_cache = together.run(attention)
+    meta = together.meta
+    for row, (begin, end, _) in enumerate(meta.rows):
+        alone = BatchMeta(
+            positions=meta.positions[begin:end],
+            slot_mapping=meta.slot_mapping[begin:end],
+            qo_indptr=torch.tensor([0, end - begin], dtype=torch.int32),
+            context_lens=meta.context_lens[row : row + 1],
+            block_tables=meta.block_tables[row : row + 1],
+        )
+        q, k, v = (part[begin:end] for part in (together.q, together.k, together.v))
+        out = attention.write_kv_and_attend(q, k, v, kv_cache, alone, together.scale)
         assert torch.equal(out, expected[begin:end])
+
+
+@pytest.mark.parametrize("num_heads", [2, 6, 14])
+@pytest.mark.parametrize("name", SHARED_PREFIXES)
+def test_native_result_of_a_row_is_the_same_number_whoever_shares_its_prefix(name: str, num_heads: int) -> None:
+    assert_rows_alone_give_the_same_numbers(shared_case(name, num_heads))
+
+
+def test_native_result_of_a_row_is_the_same_number_in_any_batch() -> None:
+    rows = [(600, 3), (1050, 1), (0, 70), *[(20, 1)] * 20]
+    assert_rows_alone_give_the_same_numbers(Case(rows, num_kv_heads=1, block_size=16))
 
 
 def test_native_result_of_a_query_is_the_same_number_in_any_chunk() -> None:

@@ -25,8 +25,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
     "headway_rms_norm": (None, (_P, _P, _P, _F, _N, _N, _P)),
     "headway_rotate": (None, (_P, _N, _P, _P, _P, _P, _F, _N, _I, _I, _I)),
     "headway_silu_mul": (None, (_P, _N, _N, _P)),
+    "headway_make_plan": (_P, (_P, _P, _P, _N, _N, _I, _I, _I)),
+    "headway_free_plan": (None, (_P,)),
     "headway_write_kv_and_attend": (
-        None, (_P, _P, _P, _N, _N, _N, _P, _I, _P, _P, _P, _P, _P, _N, _N, _N, _I, _I, _I, _I, _F),
+        None, (_P, _P, _P, _P, _N, _N, _N, _P, _I, _P, _P, _P, _P, _N, _N, _I, _I, _I, _I, _F),
     ),
 }  # fmt: skip
 _NUMBER_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -55,10 +57,28 @@ def native_library() -> ctypes.CDLL:
     return library
 
 
+class _AttentionPlan:
+    """How a step's attention is cut up, kept with its :class:`BatchMeta` for all layers."""
+
+    def __init__(self, library: ctypes.CDLL, meta: BatchMeta, shape: tuple[int, int, int]) -> None:
+        num_heads, num_kv_heads, block_size = shape
+        self._free = library.headway_free_plan
+        positions, _, bounds, tables = meta.addresses
+        num_rows, width = len(meta.context_lens), meta.block_tables.stride(0)
+        group = num_heads // num_kv_heads
+        self.address = library.headway_make_plan(
+            positions, bounds, tables, num_rows, width, group, num_kv_heads, block_size
+        )
+
+    def __del__(self) -> None:
+        self._free(self.address)
+
+
 class NativeAttention:
     """:class:`~headway.models.ops.attention.Attention` by the native kernels."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        self._library = library
         self._attend = library.headway_write_kv_and_attend
 
     def write_kv_and_attend(
@@ -66,12 +86,16 @@ class NativeAttention:
     ) -> Tensor:
         """See :meth:`~headway.models.ops.attention.Attention.write_kv_and_attend`."""
         num_tokens, num_heads, head_dim = q.shape
+        shape = num_heads, k.shape[1], kv_cache.shape[3]
+        plan = meta.plans.get(shape)
+        if plan is None:
+            plan = meta.plans[shape] = _AttentionPlan(self._library, meta, shape)
+        positions, slots, _, tables = meta.addresses
         out = torch.empty((num_tokens, num_heads * head_dim))
         self._attend(
-            q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
-            kv_cache.data_ptr(), _NUMBER_KINDS[kv_cache.dtype], *meta.addresses, out.data_ptr(),
-            num_tokens, len(meta.context_lens), meta.block_tables.stride(0),
-            num_heads, k.shape[1], kv_cache.shape[3], head_dim, scale,
+            plan.address, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
+            kv_cache.data_ptr(), _NUMBER_KINDS[kv_cache.dtype], positions, slots, tables, out.data_ptr(),
+            num_tokens, meta.block_tables.stride(0), *shape, head_dim, scale,
         )  # fmt: skip
         return out
 

@@ -17,10 +17,10 @@ struct Batch {
   int64_t q_stride, k_stride, v_stride;  // between tokens, in floats
   void* kv_cache;
   NumberKind kv_kind;
-  const int64_t* slot_mapping;
-  const int32_t *qo_indptr, *context_lens, *block_tables;
+  const int64_t *positions, *slot_mapping;
+  const int32_t* block_tables;
   float* out;
-  int64_t num_tokens, num_rows, table_width;
+  int64_t num_tokens, table_width;
   int num_heads, num_kv_heads, block_size, head_dim;
   float scale;
 

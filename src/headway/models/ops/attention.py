@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -56,10 +56,15 @@ class BatchMeta:
 
     @cached_property
     def addresses(self) -> tuple[int, int, int, int]:
-        """Where slot mapping, row bounds, context lengths and block tables lie; for native kernels."""
-        tensors = (self.slot_mapping, self.qo_indptr, self.context_lens, self.block_tables)
-        slots, bounds, lengths, tables = (tensor.data_ptr() for tensor in tensors)
-        return slots, bounds, lengths, tables
+        """Where positions, slot mapping, row bounds and block tables lie; for native kernels."""
+        tensors = (self.positions, self.slot_mapping, self.qo_indptr, self.block_tables)
+        positions, slots, bounds, tables = (tensor.data_ptr() for tensor in tensors)
+        return positions, slots, bounds, tables
+
+    @cached_property
+    def plans(self) -> dict[tuple[int, int, int], Any]:
+        """What a backend has worked out for all layers, by number of heads, of kv heads, and block size."""
+        return {}
 
     @cached_property
     def rows(self) -> list[tuple[int, int, int]]:
