@@ -81,6 +81,27 @@ def test_long_prompts_share_half_of_what_decodes_leave_and_wait_with_that_reason
     assert set(run.finished.values()) == {"length"}
 
 
+def test_long_row_says_so_even_if_short_ones_after_it_use_up_the_budget() -> None:
+    """step.md 2: the reason is what stood in the way at its turn. In step 2 one gets 6 of 12, two 0, short the rest."""
+    scene = Scene(max_num_seqs=12, max_num_batched_tokens=20, long_prefill_token_threshold=8)
+    decoders = [make_request(f"d{number}", 1) for number in range(8)]
+    run = scene.run([make_request("one", 40), make_request("two", 40), *decoders, make_request("short", 8)])
+    assert [run.scheduled[name].get(2, 0) for name in ("one", "two", "d0", "short")] == [6, 0, 1, 6]
+    assert run.reason(2, "two") == "long_prefill_cap"
+
+
+def test_row_without_tokens_keeps_its_reason_when_others_give_theirs_up() -> None:
+    """step.md 4.6: h takes over l1's share; l2 behind it had none before and goes on waiting for the cap."""
+    scene = Scene(max_num_batched_tokens=4, long_prefill_token_threshold=3, scheduling_policy="priority")
+    arrivals = {
+        step: [make_request(name, 20, priority=p)] for step, name, p in ((1, "l2", 2), (2, "l1", 1), (4, "h", 0))
+    }
+    run = scene.run(arrivals)
+    assert [run.scheduled[name].get(4, 0) for name in ("l2", "l1", "h")] == [0, 0, 2]
+    assert (run.reason(3, "l2"), run.reason(3, "l1")) == ("long_prefill_cap", "")
+    assert (run.reason(4, "l2"), run.reason(4, "l1")) == ("long_prefill_cap", "budget_spent")
+
+
 @pytest.mark.parametrize("interval", [1, 2, 4])
 def test_prefill_cadence_spaces_steps_with_prompts(interval: int) -> None:
     """C77: an accepted option has its effect: while somebody decodes, one step in ``interval`` carries prompts."""
