@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 Tokens = list[int]
+# Members of unions are tagged with names in angle brackets, which errors leave out of the path.
 
 
 class Body(BaseModel):
@@ -38,6 +39,16 @@ def _kind_of_prompt(value: Any) -> str:
         return "<texts>"
     return "<token lists>" if isinstance(first, list) else "<tokens>"
 
+
+def text_or_list(value: Any) -> str:
+    """Which of two forms a value has."""
+    return "<list>" if isinstance(value, list) else "<text>"
+
+
+TextOrTexts = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[str], Tag("<list>")], Discriminator(text_or_list)
+]
+"""A text or a list of texts."""
 
 Prompt = Annotated[
     Annotated[str, Tag("<text>")]

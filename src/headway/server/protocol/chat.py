@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from headway.server.protocol.base import Body
+from headway.server.protocol.base import Body, text_or_list
 from headway.server.protocol.generation import GenerationBody
 
 
@@ -17,13 +17,19 @@ class TextPart(Body):
     text: str
 
 
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(text_or_list)
+]
+"""A text, or a list of parts."""
+
+
 class ChatMessage(BaseModel):
     """One message. Other fields are passed over: clients send back the messages they got, with all their fields."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
     role: str = Field(min_length=1)
-    content: str | list[TextPart] | None = None
+    content: Content | None = None
     name: str | None = None
 
     def as_template_input(self) -> dict[str, Any]:

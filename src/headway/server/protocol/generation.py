@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.server.protocol.base import Body
+from headway.server.protocol.base import Body, TextOrTexts
 
 
 class StreamOptions(Body):
@@ -21,7 +21,7 @@ class GenerationBody(Body):
 
     model: str | None = None
     n: int | None = None
-    stop: str | list[str] | None = None
+    stop: TextOrTexts | None = None
     seed: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
