@@ -16,7 +16,11 @@ TARGET = Path(__file__).with_name("options.md")
 def option_classes() -> list[type[Checked]]:
     """All option dataclasses that ``headway.config`` exports, by name."""
     exported = (getattr(headway.config, name) for name in headway.config.__all__)
-    return [found for found in exported if isinstance(found, type) and dataclasses.is_dataclass(found)]
+    return [
+        found
+        for found in exported
+        if isinstance(found, type) and issubclass(found, Checked) and dataclasses.is_dataclass(found)
+    ]
 
 
 def default_text(spec: dataclasses.Field[Any]) -> str:

@@ -83,9 +83,9 @@ def refuse_cuda() -> None:
 
 
 def install() -> None:
-    """Install Headway, editable, with the engine, the server and the development tools."""
+    """Install Headway, editable, with the engine, the server, forms of outputs and the development tools."""
     print("setup: installing (the first time takes a minute or two)", flush=True)
-    command = [*pip_arguments(), "-qq", "-e", f"{ROOT}[engine,server,dev]"]
+    command = [*pip_arguments(), "-qq", "-e", f"{ROOT}[engine,server,structured,dev]"]
     if subprocess.run(command, check=False).returncode:
         raise SetupError("pip failed; its message is above.")
 

@@ -1,6 +1,7 @@
 """Headway: an LLM serving engine built around a scheduler that you can read, replay and prove.
 
-``LLM``, ``SamplingParams`` and ``RequestOutput`` are imported when they are first used: ``import headway`` is cheap.
+``LLM``, ``SamplingParams``, ``Structured`` and ``RequestOutput`` are imported when they are first used: ``import
+headway`` is cheap.
 """
 
 from __future__ import annotations
@@ -12,12 +13,17 @@ from headway.version import __version__
 
 if TYPE_CHECKING:
     from headway.build import LLM
-    from headway.config import SamplingParams
+    from headway.config import SamplingParams, Structured
     from headway.engine.outputs import RequestOutput
 
-__all__ = ["LLM", "RequestOutput", "SamplingParams", "__version__"]
+__all__ = ["LLM", "RequestOutput", "SamplingParams", "Structured", "__version__"]
 
-_HOME = {"LLM": "headway.build", "RequestOutput": "headway.engine.outputs", "SamplingParams": "headway.config"}
+_HOME = {
+    "LLM": "headway.build",
+    "RequestOutput": "headway.engine.outputs",
+    "SamplingParams": "headway.config",
+    "Structured": "headway.config",
+}
 
 
 def __getattr__(name: str) -> Any:

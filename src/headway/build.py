@@ -21,6 +21,7 @@ from headway.engine.loop import Clock, EngineLoop
 from headway.engine.processor import OutputProcessor
 from headway.engine.trace import TraceHeader, TraceWriter
 from headway.executor.executor import ModelExecutor
+from headway.executor.grammars import GuidanceGrammars
 from headway.executor.memory import KVMemoryError, available_bytes, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
@@ -101,7 +102,9 @@ def build_engine(
     """
     loaded = _load(options, progress)
     sizes = _size(options, loaded.model)
-    executor = _executor(options, sizes, loaded.model)
+    config = loaded.model.config
+    grammars = GuidanceGrammars(loaded.tokenizer, config.vocab_size, config.eos_token_ids)
+    executor = _executor(options, sizes, loaded.model, grammars)
     scheduler = Scheduler(sizes.scheduler, sizes.cache)
     limits = (*_describe(loaded, sizes, executor, scheduler), *loaded.model.notes)
     for sentence in limits:
@@ -115,7 +118,6 @@ def build_engine(
         trace=trace,
         executor_times=lambda: executor.last_times,
     )
-    config = loaded.model.config
     return Engine(
         loop,
         loaded.tokenizer,
@@ -123,6 +125,7 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         limits=limits,
         on_close=trace.close if trace is not None else None,
+        compile_form=grammars.compile,
     )
 
 
@@ -222,7 +225,7 @@ def _num_host_blocks(options: EngineOptions, block_bytes: int) -> int:
     return num_blocks
 
 
-def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel) -> ModelExecutor:
+def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel, grammars: GuidanceGrammars) -> ModelExecutor:
     try:
         return ModelExecutor(
             model,
@@ -232,6 +235,7 @@ def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel) -> Mod
             max_model_len=sizes.scheduler.max_model_len,
             kv_dtype=options.kv_dtype,
             seed=options.seed,
+            grammars=grammars,
         )
     except KVMemoryError as error:
         if error.field != "num_host_blocks":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headway.cli.prompts import Job, PromptError, jobs_of_lines, jobs_of_texts
-from headway.config import ConfigError, SamplingParams
+from headway.config import ConfigError, SamplingParams, Structured
 
 
 def jobs(*lines: str, chat: bool = False, form: str = "auto", **sampling: object) -> list[Job]:
@@ -51,6 +51,10 @@ def test_json_lines_say_what_policies_look_at() -> None:
     assert job.sampling == SamplingParams(max_tokens=3)
 
 
+def test_json_lines_say_what_form_the_output_must_have() -> None:
+    assert jobs('{"prompt": "a", "structured": {"regex": "a+"}}')[0].sampling.structured == Structured.regex("a+")
+
+
 def test_chat_makes_messages_of_plain_prompts() -> None:
     assert jobs('{"prompt": "a"}', chat=True)[0].messages == ({"role": "user", "content": "a"},)
     assert jobs("a", chat=True)[0].messages == ({"role": "user", "content": "a"},)
@@ -72,6 +76,8 @@ def test_format_can_be_told() -> None:
         ('{"prompt": "a", "top_k": 2.5}', "line 2: top_k cannot be 2.5"),
         ('{"prompt": "a", "stop": [1]}', "line 2: stop cannot be"),
         ('{"prompt": "a", "logit_bias": {"a": 1}}', "line 2: logit_bias cannot be"),
+        ('{"prompt": "a", "structured": {"regex": 5}}', "line 2: structured='regex' is not usable: must be text"),
+        ('{"prompt": "a", "structured": "a+"}', "line 2: structured cannot be"),
         ('{"prompt": "a", "priority": "high"}', 'line 2: priority cannot be "high": it must be an integer'),
         ('{"prompt": "a", "tenant": 3}', "line 2: tenant cannot be 3: it must be text"),
         ('{"prompt": 1}', "line 2: prompt must be text"),

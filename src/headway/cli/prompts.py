@@ -14,7 +14,8 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from headway.config import ConfigError, SamplingParams
+from headway.config import ConfigError, SamplingParams, Structured
+from headway.config.structured import FORMS
 
 SOURCES = ("prompt", "prompt_token_ids", "messages")
 """Keys of a JSON line, of which just one must be there."""
@@ -30,6 +31,7 @@ _KINDS = {
     str: "text",
     tuple: "a list of the right kind",
     Mapping: "an object from token ids to numbers",
+    Structured: "an object with one of " + ", ".join(FORMS),
 }
 
 
@@ -167,6 +169,8 @@ def _options_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
             raise PromptError(where, f"unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         if name == "stop" and isinstance(value, str):
             value = [value]
+        if name == "structured" and isinstance(value, dict):
+            value = _structured(where, value)
         if isinstance(value, dict):
             value = {int(key) if key.lstrip("-").isdigit() else key: number for key, number in value.items()}
         value = tuple(value) if isinstance(value, list) else value
@@ -174,6 +178,13 @@ def _options_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
             raise PromptError(where, f"{name} cannot be {json.dumps(own[name])}: it must be {_KINDS[_kind(name)]}")
         values[name] = value
     return values
+
+
+def _structured(where: str, form: Mapping[str, Any]) -> Structured:
+    try:
+        return Structured.of(form)
+    except ConfigError as error:
+        raise PromptError(where, str(error)) from error
 
 
 def _kind(name: str) -> Any:

@@ -5,6 +5,7 @@ from headway.config.options import Checked, ConfigError, option
 from headway.config.sampling import SamplingParams
 from headway.config.scheduler import CacheConfig, SchedulerConfig
 from headway.config.server import ServerOptions
+from headway.config.structured import Structured
 
 __all__ = [
     "CacheConfig",
@@ -14,5 +15,6 @@ __all__ = [
     "SamplingParams",
     "SchedulerConfig",
     "ServerOptions",
+    "Structured",
     "option",
 ]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from headway.config.options import Checked, ConfigError, option
+from headway.config.structured import Structured
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class SamplingParams(Checked):
         None, help="Return this many alternatives' log probabilities per output token.", minimum=0, maximum=100
     )
     prompt_logprobs: int | None = option(None, help="The same for the prompt's tokens.", minimum=0, maximum=100)
+    structured: Structured | None = option(  # noqa: RUF009
+        None, help="Form that the output must have: a JSON schema, regular expression, choice or grammar.", flag=False
+    )
 
     def check(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -61,6 +65,10 @@ class SamplingParams(Checked):
             raise ConfigError("stop", self.stop, "must not contain an empty string")
         if any(token < 0 for token in self.stop_token_ids):
             raise ConfigError("stop_token_ids", self.stop_token_ids, "must not contain negative ids")
+        if self.structured is not None and not isinstance(self.structured, Structured):
+            raise ConfigError("structured", self.structured, "must be a Structured, such as Structured.regex makes")
+        if self.structured is not None and self.ignore_eos:
+            raise ConfigError("ignore_eos", True, "cannot go with structured, where the end-of-text token is the end")
 
     @property
     def greedy(self) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any
 
 import numpy as np
 
-from headway.config import SamplingParams
+from headway.config import ConfigError, SamplingParams, Structured
 from headway.core.plan import Int32
 from headway.core.policies import SLO_CLASSES
 from headway.core.request import Request, RequestRefused
@@ -56,6 +56,8 @@ class Engine:
         eos_token_ids: ids that end an output.
         limits: what was decided at start, one sentence each.
         on_close: called once at the end.
+        compile_form: compiles forms of outputs, so that no step has to; may be called from any thread. Raises
+            :class:`ConfigError` for one that cannot be used. ``None`` if the executor keeps to none.
     """
 
     loop: EngineLoop
@@ -64,6 +66,7 @@ class Engine:
     eos_token_ids: tuple[int, ...] = ()
     limits: tuple[str, ...] = ()
     on_close: Callable[[], None] | None = None
+    compile_form: Callable[[Structured], Structured] | None = None
     _idle_steps: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -114,7 +117,7 @@ class Engine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         try:
-            sampling = sampling if sampling is not None else SamplingParams()
+            sampling = self._with_compiled_form(sampling if sampling is not None else SamplingParams())
             self._check_numbers(sampling, priority)
             _check_deadline(deadline_s, slo)
             request = Request(
@@ -251,6 +254,18 @@ class Engine:
             return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
+
+    def _with_compiled_form(self, sampling: SamplingParams) -> SamplingParams:
+        """The same parameters, the form of the output compiled."""
+        form = sampling.structured
+        if form is None:
+            return sampling
+        if self.compile_form is None:
+            raise RequestRefused("structured", form.kind, None, "this engine cannot keep outputs to a form")
+        try:
+            return replace(sampling, structured=self.compile_form(form))
+        except ConfigError as error:
+            raise RequestRefused(error.field, error.value, None, str(error)) from error
 
     def _check_numbers(self, sampling: SamplingParams, priority: int) -> None:
         """Refuse what cannot be put into the columns: one such request must not break the step of the others."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headway.config import SamplingParams
+from headway.config import SamplingParams, Structured
 from headway.core.plan import AdmittedRow, Int32, NewBlocks, StepPlan, StepResult
 from headway.core.request import Request
 
@@ -20,7 +20,9 @@ def sampling_to_json(sampling: SamplingParams) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for spec in dataclasses.fields(sampling):
         value = getattr(sampling, spec.name)
-        if value != getattr(_DEFAULT, spec.name):
+        if isinstance(value, Structured):
+            fields[spec.name] = {value.kind: value.text}
+        elif value != getattr(_DEFAULT, spec.name):
             fields[spec.name] = {str(k): v for k, v in value.items()} if isinstance(value, Mapping) else value
     return fields
 
@@ -30,6 +32,8 @@ def sampling_from_json(fields: Mapping[str, Any]) -> SamplingParams:
     given: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
     if "logit_bias" in given:
         given["logit_bias"] = {int(token): bias for token, bias in given["logit_bias"].items()}
+    if "structured" in given:
+        given["structured"] = Structured.of(given["structured"])
     return SamplingParams(**given)
 
 

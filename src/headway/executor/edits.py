@@ -1,4 +1,4 @@
-"""Changes to the logits before the draw, in this order: penalties, logit bias, tokens that are not allowed yet.
+"""Changes to the logits before the draw, in this order: form, penalties, logit bias, tokens not allowed yet.
 
 Penalties keep no counts. They read the tokens of the request from the token table in the step that samples, which
 holds the prompt, the outputs and, on the device, also the samples still in flight. So there is nothing to rebuild when
@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from headway.core.plan import Int64
+from headway.core.plan import Int32, Int64
 from headway.executor.tensors import to_device
 
 Float32 = npt.NDArray[np.float32]
@@ -41,6 +41,18 @@ class Penalties:
     repetition: Float32
     presence: Float32
     frequency: Float32
+
+
+def keep_allowed(logits: Tensor, rows: Int64, bits: Int32) -> None:
+    """Make tokens impossible in ``rows`` int64[k] that ``bits`` int32[k, words] do not allow, in place."""
+    packed = to_device(bits.view(np.uint8), logits.device)
+    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
+    allowed = ((packed[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    if len(rows) == len(logits):
+        logits.masked_fill_(~allowed, -torch.inf)
+    else:
+        places = to_device(rows, logits.device)
+        logits[places] = logits[places].masked_fill_(~allowed, -torch.inf)
 
 
 def apply_penalties(logits: Tensor, token_table: Tensor, penalties: Penalties) -> None:

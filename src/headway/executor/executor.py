@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from headway.config import CacheConfig, ConfigError
+from headway.config.structured import FAILED
 from headway.core.plan import Int64, StepPlan, StepResult
 from headway.executor.buffers import InputBuffers
 from headway.executor.host_kv import HostKV
+from headway.executor.masks import ConstrainedRows, FormKeeper, Grammars, RowMasks
 from headway.executor.memory import allocate_kv, keep_freed_memory
 from headway.executor.parameters import SlotParameters
 from headway.executor.prompt import PendingPrompt, prompt_logprobs
@@ -51,6 +53,7 @@ class _PendingStep:
 
     Attributes:
         rows: int64[m], the plan's rows that sample.
+        constrained: those of them that have a form.
         failed: row -> message.
         times: seconds spent, by part.
         moments: on the device's time line: before the copies, after them, and after everything.
@@ -58,11 +61,19 @@ class _PendingStep:
 
     plan: StepPlan
     rows: Int64
+    constrained: ConstrainedRows | None = None
     sampled: SampledRows | None = None
     prompts: list[PendingPrompt] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0))
     moments: list[Moment] = field(default_factory=list)
+
+    def fail_bad(self, row: int) -> None:
+        """Nothing could be sampled for a row."""
+        message = "the model's scores have no finite maximum, so no token could be sampled"
+        if self.constrained is not None and row in self.rows[self.constrained.rows]:
+            message = f"{FAILED}no token is left that its form and its other parameters allow"
+        self.failed.setdefault(row, message)
 
     def lap(self, part: str, start: float) -> float:
         """Book the time since ``start`` on ``part``; the time now."""
@@ -106,6 +117,7 @@ class ModelExecutor:
         device: str = "auto",
         kv_dtype: str = "auto",
         seed: int = 0,
+        grammars: Grammars | None = None,
     ) -> None:
         """Allocate the KV memory and the tables.
 
@@ -116,6 +128,7 @@ class ModelExecutor:
             device: "auto" is where the model is; anything else must name that same place.
             kv_dtype: one of ``KV_DTYPES``; "auto" is that of the model's activations.
             seed: requests without a seed of their own draw from this one and their handle.
+            grammars: what keeps outputs to their forms; without it, requests that have one fail.
 
         Raises:
             KVMemoryError: the KV pool, or the host's, does not fit into memory.
@@ -145,6 +158,7 @@ class ModelExecutor:
         )
         self._parameters = SlotParameters(max_num_seqs, model.config.vocab_size, model.config.eos_token_ids, seed)
         self._sampler = Sampler(self._parameters)
+        self._forms = FormKeeper(grammars, max_num_seqs, model.config.vocab_size)
         self._pending: deque[_PendingStep] = deque()
         self._broken: dict[int, str] = {}
         self.last_times = dict.fromkeys(STEP_PARTS, 0.0)
@@ -214,28 +228,38 @@ class ModelExecutor:
         self._copy(step)
         step.moments.append(moment(self.device))
         start = step.lap("copy", start)
-        inputs = self._buffers.build(plan)
+        inputs, table = self._buffers.build(plan), self._buffers.token_table
+        slots = plan.slots[step.rows]
+        positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
+        step.constrained = self._forms.catch_up(slots, positions, table)
         start = step.lap("build", start)
         hidden = self._model.forward(inputs.token_ids, self._kv_caches, inputs.metas[0])
         start = step.lap("forward", start)
-        table = self._buffers.token_table
         step.prompts = prompt_logprobs(plan, self._parameters, hidden, table, self._model.logits)
         if len(step.rows):
             logits = self._model.logits(hidden[to_device(inputs.last[step.rows], self.device)])
-            slots = plan.slots[step.rows]
-            positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
-            step.sampled = self._sampler.sample(logits, slots, positions, table)
+            step.sampled = self._sampler.sample(logits, slots, positions, table, self._masks(step))
             self._buffers.write_sampled(slots, positions, step.sampled.tokens)
         step.moments.append(moment(self.device))
         step.lap("sample", start)
 
+    def _masks(self, step: _PendingStep) -> RowMasks | None:
+        """What rows that have a form may choose; rows that cannot be kept to theirs fail."""
+        if step.constrained is None:
+            return None
+        masks, failed = self._forms.masks(step.constrained)
+        step.failed.update((int(step.rows[row]), message) for row, message in failed.items())
+        return masks
+
     def _admit(self, step: _PendingStep) -> None:
         """Enter what is new. A request that cannot be entered fails; its row runs on the null block, for nothing."""
+        self._forms.release(step.plan.released)
         for row in step.plan.admitted:
             self._broken.pop(row.slot, None)
             try:
                 self._buffers.admit(row)
                 self._parameters.admit(row)
+                self._forms.admit(row)
             except ConfigError as error:
                 step.failed[int(np.flatnonzero(step.plan.slots == row.slot)[0])] = str(error)
         self._buffers.append(step.plan.new_blocks)
@@ -256,7 +280,11 @@ class ModelExecutor:
 
     def _to_host(self, step: _PendingStep) -> StepResult:
         """The result of a step; what failed before, or fails now, delivers nothing."""
-        plan, failed = step.plan, dict(step.failed)
+        plan = step.plan
+        if step.sampled is not None:
+            for row in step.rows[step.sampled.bad.cpu().numpy()].tolist():
+                step.fail_bad(row)
+        failed = dict(step.failed)
         if self._broken:
             earlier = ((row, self._broken.get(slot)) for row, slot in enumerate(plan.slots.tolist()))
             failed.update((row, message) for row, message in earlier if message is not None)
@@ -265,8 +293,6 @@ class ModelExecutor:
         logprobs: dict[int, object] = {}
         if step.sampled is not None:
             tokens[step.rows, 0] = step.sampled.tokens.cpu().numpy()
-            for row in step.rows[step.sampled.bad.cpu().numpy()].tolist():
-                failed.setdefault(row, "the model's scores have no finite maximum, so no token could be sampled")
             if step.sampled.logprobs is not None:
                 rows = step.rows[step.sampled.logprob_rows].tolist()
                 entries = step.sampled.logprobs.to_host()

@@ -16,6 +16,7 @@ from headway.core.plan import Int32, Int64
 from headway.executor import edits, logprobs
 from headway.executor.draw import DrawSettings, draw
 from headway.executor.logprobs import LogprobRows
+from headway.executor.masks import RowMasks
 from headway.executor.parameters import NOT_ASKED, SlotParameters
 from headway.executor.tensors import to_device
 
@@ -39,14 +40,16 @@ class SampledRows:
 class Sampler:
     """Chooses tokens with the parameters of :class:`SlotParameters`.
 
-    Order: raw log probabilities; penalties, logit bias, stop tokens before ``min_tokens`` (:mod:`.edits`);
+    Order: raw log probabilities; forms, penalties, logit bias, stop tokens before ``min_tokens`` (:mod:`.edits`);
     then the likeliest token for temperature 0, and for all others :func:`~headway.executor.draw.draw`.
     """
 
     def __init__(self, parameters: SlotParameters) -> None:
         self._parameters = parameters
 
-    def sample(self, logits: Tensor, slots: Int32, positions: Int64, token_table: Tensor) -> SampledRows:
+    def sample(
+        self, logits: Tensor, slots: Int32, positions: Int64, token_table: Tensor, masks: RowMasks | None = None
+    ) -> SampledRows:
         """Choose a token per row.
 
         Args:
@@ -54,9 +57,12 @@ class Sampler:
             slots: int32[m], whose rows these are.
             positions: int64[m], place of the token to be chosen in its sequence; equal to the number of tokens so far.
             token_table: int32[max_num_seqs, max_model_len], the tokens so far.
+            masks: what rows that have a form may choose.
         """
         asked = np.flatnonzero(self._parameters.num_logprobs[slots] != NOT_ASKED)
         raw = logits[to_device(asked, logits.device)] if len(asked) else None
+        if masks is not None and len(masks.rows):
+            edits.keep_allowed(logits, masks.rows, masks.bits)
         self._edit(logits, slots, positions, token_table)
         best, tokens = logits.max(dim=-1)
         random = np.flatnonzero(self._parameters.temperature[slots] > 0.0)

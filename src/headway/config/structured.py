@@ -1,0 +1,95 @@
+"""What form an output must have: a JSON schema, a regular expression, a choice of texts, or a grammar."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from headway.config.options import ConfigError
+
+KINDS = ("json", "regex", "choice", "grammar")
+FORMS = (*KINDS, "json_object")
+"""Keys of :meth:`Structured.of`."""
+
+FAILED = "structured output failed: "
+"""Begins the message of a request whose form could not be kept to."""
+
+
+@dataclass(frozen=True)
+class Structured:
+    """A form that an output must have, as text; whoever samples compiles it.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        text: the JSON schema; the regular expression, of which the whole output is a match; the choices, as a JSON
+            list of texts; or the grammar, in Lark's or GBNF's notation.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ConfigError("structured", self.kind, f"must be of a kind out of {', '.join(KINDS)}")
+        if not self.text:
+            raise ConfigError("structured", self.kind, "must not be empty")
+
+    @staticmethod
+    def json(schema: Mapping[str, Any] | str) -> Structured:
+        """JSON that fits a schema, given as an object or as text."""
+        return Structured("json", schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False))
+
+    @staticmethod
+    def json_object() -> Structured:
+        """Any JSON object."""
+        return Structured("json", '{"type": "object"}')
+
+    @staticmethod
+    def regex(pattern: str) -> Structured:
+        """Text that a regular expression matches as a whole."""
+        return Structured("regex", pattern)
+
+    @staticmethod
+    def choice(texts: Sequence[str]) -> Structured:
+        """One of several texts."""
+        if isinstance(texts, str) or not texts or not all(texts):
+            raise ConfigError("structured", "choice", "must be a list of texts, none of them empty")
+        return Structured("choice", json.dumps(list(texts), ensure_ascii=False))
+
+    @staticmethod
+    def grammar(text: str) -> Structured:
+        """Text of a grammar in Lark's or GBNF's notation."""
+        return Structured("grammar", text)
+
+    @staticmethod
+    def of(form: Mapping[str, Any]) -> Structured:
+        """A form written as an object with one key out of ``FORMS``.
+
+        Raises:
+            ConfigError: it has another key, more than one, or a value of the wrong type.
+        """
+        given = [name for name, value in form.items() if value is not None]
+        if len(given) != 1 or given[0] not in FORMS:
+            found = ", ".join(map(repr, given)) or "none"
+            raise ConfigError("structured", found, f"must have just one of {', '.join(FORMS)}")
+        name, value = given[0], form[given[0]]
+        if name == "json_object" and value is True:
+            return Structured.json_object()
+        if name == "choice" and isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return Structured.choice(value)
+        if name == "json" and isinstance(value, Mapping):
+            return Structured.json(value)
+        if name in ("json", "regex", "grammar") and isinstance(value, str):
+            return Structured(name, value)
+        raise ConfigError("structured", name, f"must be {_VALUES[name]}")
+
+
+_VALUES = {
+    "json": "a JSON schema, as an object or as text",
+    "json_object": "true",
+    "regex": "text",
+    "choice": "a list of texts",
+    "grammar": "text",
+}
