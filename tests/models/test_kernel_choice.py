@@ -94,9 +94,9 @@ def test_threads_are_torch_s_and_torch_keeps_one() -> None:
 def test_the_number_of_threads_does_not_change_a_result() -> None:
     library, ops = native_library(), select_ops("cpu", "native")
     linear = ops.make_linear(torch.randn(300, 200), None, "float16")
-    x, before = torch.randn(150, 200), library.headway_get_num_threads()
+    x, before = torch.randn(150, 200), library.num_threads
     results = []
     for num_threads in (1, 2, 5, 1, before):
-        library.headway_set_num_threads(num_threads)
+        library.num_threads = num_threads
         results.append(linear(x))
     assert all(torch.equal(results[0], result) for result in results)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -34,8 +35,36 @@ _SIGNATURES: dict[str, tuple[type | None, tuple[type, ...]]] = {
 _NUMBER_KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
+# Multiplications from which a call lets other Python threads run meanwhile: some milliseconds. For shorter calls giving
+# the interpreter up costs more than it brings: a busy thread takes it for 5 ms at each of a step's 300 calls.
+LONG_WORK = 10**9
+
+
+class NativeLibrary:
+    """The loaded kernels, by name: ``held`` keeps the interpreter's lock during a call, ``released`` gives it up."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self.held, self.released = ctypes.PyDLL(str(path)), ctypes.CDLL(str(path))
+        except OSError as error:
+            raise NativeBuildError(f"the built library does not load: {error}") from error
+        for library in (self.held, self.released):
+            for name, (result, arguments) in _SIGNATURES.items():
+                function = getattr(library, name)
+                function.restype, function.argtypes = result, arguments
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that work on a kernel, the caller's included; results do not depend on it."""
+        return int(self.held.headway_get_num_threads())
+
+    @num_threads.setter
+    def num_threads(self, num_threads: int) -> None:
+        self.released.headway_set_num_threads(num_threads)
+
+
 @cache
-def native_library() -> ctypes.CDLL:
+def native_library() -> NativeLibrary:
     """The library, built if need be and loaded once per process.
 
     Its threads are its own, as many as torch's at this moment. Torch gets a single one from here on: its threads
@@ -44,29 +73,28 @@ def native_library() -> ctypes.CDLL:
     Raises:
         NativeBuildError: it cannot be built or loaded; the next call tries again.
     """
-    path = library_path()
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NativeBuildError(f"the built library does not load: {error}") from error
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    library.headway_set_num_threads(torch.get_num_threads())
+    library = NativeLibrary(library_path())
+    library.num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     return library
 
 
 class _AttentionPlan:
-    """How a step's attention is cut up, kept with its :class:`BatchMeta` for all layers."""
+    """How a step's attention is cut up, kept with its :class:`BatchMeta` for all layers.
 
-    def __init__(self, library: ctypes.CDLL, meta: BatchMeta, shape: tuple[int, int, int]) -> None:
+    Attributes:
+        address: of the plan.
+        num_scores: pairs of token and key, per query head.
+    """
+
+    def __init__(self, library: NativeLibrary, meta: BatchMeta, shape: tuple[int, int, int]) -> None:
         num_heads, num_kv_heads, block_size = shape
-        self._free = library.headway_free_plan
+        self._free = library.held.headway_free_plan
+        self.num_scores = int(meta.positions.sum()) + len(meta.positions)
         positions, _, bounds, tables = meta.addresses
         num_rows, width = len(meta.context_lens), meta.block_tables.stride(0)
         group = num_heads // num_kv_heads
-        self.address = library.headway_make_plan(
+        self.address = library.held.headway_make_plan(
             positions, bounds, tables, num_rows, width, group, num_kv_heads, block_size
         )
 
@@ -77,9 +105,10 @@ class _AttentionPlan:
 class NativeAttention:
     """:class:`~headway.models.ops.attention.Attention` by the native kernels."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
+    def __init__(self, library: NativeLibrary) -> None:
         self._library = library
-        self._attend = library.headway_write_kv_and_attend
+        self._attend = library.held.headway_write_kv_and_attend
+        self._attend_long = library.released.headway_write_kv_and_attend
 
     def write_kv_and_attend(
         self, q: Tensor, k: Tensor, v: Tensor, kv_cache: Tensor, meta: BatchMeta, scale: float
@@ -92,7 +121,9 @@ class NativeAttention:
             plan = meta.plans[shape] = _AttentionPlan(self._library, meta, shape)
         positions, slots, _, tables = meta.addresses
         out = torch.empty((num_tokens, num_heads * head_dim))
-        self._attend(
+        is_long = plan.num_scores * num_heads * head_dim * 2 > LONG_WORK
+        attend = self._attend_long if is_long else self._attend
+        attend(
             plan.address, q.data_ptr(), k.data_ptr(), v.data_ptr(), q.stride(0), k.stride(0), v.stride(0),
             kv_cache.data_ptr(), _NUMBER_KINDS[kv_cache.dtype], positions, slots, tables, out.data_ptr(),
             num_tokens, meta.block_tables.stride(0), *shape, head_dim, scale,
@@ -103,10 +134,10 @@ class NativeAttention:
 class NativeFused:
     """:class:`~headway.models.ops.fused.Fused` by the native kernels."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._rms_norm = library.headway_rms_norm
-        self._rotate = library.headway_rotate
-        self._silu_mul = library.headway_silu_mul
+    def __init__(self, library: NativeLibrary) -> None:
+        self._rms_norm = library.held.headway_rms_norm
+        self._rotate = library.held.headway_rotate
+        self._silu_mul = library.held.headway_silu_mul
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See :meth:`~headway.models.ops.fused.Fused.rms_norm`."""
@@ -137,21 +168,27 @@ class NativeFused:
         return out
 
 
-def native_linear(library: ctypes.CDLL, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def native_linear(library: NativeLibrary, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """``x -> x @ weight.T + bias`` for a float32, float16 or bfloat16 ``weight [out, in]``, computed in float32."""
     out_features, in_features = weight.shape
-    panel = library.headway_panel_width()
+    panel = library.held.headway_panel_width()
     packed = weight.new_zeros((-(-out_features // panel) * panel, in_features))
     packed[:out_features] = weight
     packed = packed.view(-1, panel, in_features).transpose(1, 2).contiguous()
     bias = None if bias is None else bias.float().contiguous()
     weight_at, bias_at = packed.data_ptr(), None if bias is None else bias.data_ptr()
-    kind, multiply = _NUMBER_KINDS[weight.dtype], library.headway_linear
+    kind, multiply, multiply_long = (
+        _NUMBER_KINDS[weight.dtype],
+        library.held.headway_linear,
+        library.released.headway_linear,
+    )
+    long_rows = LONG_WORK // weight.numel()
 
     def apply(x: Tensor, _kept: tuple[Tensor, Tensor | None] = (packed, bias)) -> Tensor:
         rows, x = x.shape[0], x.contiguous()
         y = torch.empty((rows, out_features))
-        multiply(x.data_ptr(), rows, weight_at, kind, in_features, out_features, bias_at, y.data_ptr())
+        call = multiply_long if rows > long_rows else multiply
+        call(x.data_ptr(), rows, weight_at, kind, in_features, out_features, bias_at, y.data_ptr())
         return y
 
     return apply

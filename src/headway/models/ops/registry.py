@@ -91,8 +91,8 @@ def select_ops(device: torch.device | str, choice: str = "auto") -> Ops:
 def _native_ops(device: torch.device, reason: str) -> Ops:
     library = native_library()
     linear = partial(native_linear, library)
-    threads = library.headway_get_num_threads()
-    return Ops("native", device, NativeAttention(library), NativeFused(library), linear, threads, reason)
+    attention, fused = NativeAttention(library), NativeFused(library)
+    return Ops("native", device, attention, fused, linear, library.num_threads, reason)
 
 
 def _torch_ops(device: torch.device, reason: str) -> Ops:
