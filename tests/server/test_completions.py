@@ -10,6 +10,7 @@ import pytest
 from headway.config import SamplingParams
 from headway.core.logprobs import TokenLogprobs
 from headway.core.plan import StepPlan, StepResult
+from headway.core.request import Request
 from tests.engine.builders import BOS, ByteTokenizer, ScriptedExecutor, echo
 from tests.server.running import Gate, Running, serving
 
@@ -230,13 +231,29 @@ def test_null_fields_are_the_defaults(server: Running, executor: Watched) -> Non
         "n best_of echo logprobs suffix model stop seed stream stream_options max_tokens temperature top_p top_k min_p"
         " presence_penalty frequency_penalty repetition_penalty logit_bias min_tokens stop_token_ids ignore_eos"
         " include_stop_str_in_output skip_special_tokens return_token_ids priority cache_salt timeout user metadata"
-        " store service_tier"
+        " store service_tier deadline_s slo"
     )
     body = {"prompt": "ab", **dict.fromkeys(names.split())}
     answer = server.post("/v1/completions", body, headers={"X-Request-Id": "nulls"})
 
     assert answer.status_code == 200
     assert executor.sampling["nulls"] == SamplingParams()
+
+
+def test_wishes_for_the_scheduler_reach_it(server: Running) -> None:
+    wishes = {"priority": -3, "cache_salt": "s", "user": "somebody", "deadline_s": 2.5, "slo": "interactive"}
+    added: list[Request] = []
+    add = server.engine.loop.add
+    server.engine.loop.add = lambda request, text=None: (added.append(request), add(request, text))[1]  # type: ignore
+    answer = server.complete("ab", max_tokens=1, **wishes)
+    server.engine.loop.add = add  # type: ignore[method-assign]
+
+    assert answer.status_code == 200
+    [request] = added
+    assert (request.priority, request.cache_salt, request.tenant) == (-3, "s", "somebody")
+    assert (request.deadline_s, request.slo) == (2.5, "interactive")
+    assert server.complete("ab", slo="whenever").json()["error"]["param"] == "slo"
+    assert server.complete("ab", deadline_s=-1).json()["error"]["param"] == "deadline_s"
 
 
 def test_top_k_of_minus_one_means_all(server: Running, executor: Watched) -> None:

@@ -14,6 +14,7 @@ from headway.cli.draw import draw
 from headway.cli.generate import generate
 from headway.cli.help import GroupedCommand
 from headway.cli.models import models_app
+from headway.cli.serve import serve
 
 USAGE_ERROR = 2
 
@@ -56,6 +57,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(cls=GroupedCommand)(generate)
+app.command(cls=GroupedCommand)(serve)
 app.command(cls=GroupedCommand)(demo)
 app.command(name="draw")(draw)
 app.add_typer(models_app, name="models")

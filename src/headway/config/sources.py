@@ -22,6 +22,30 @@ NONE = "none"
 _BOOLEANS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
+def merge(
+    options: Sequence[type[Checked]],
+    flags: Sequence[Mapping[str, Any]],
+    environment: Mapping[str, str],
+    file: Path | None,
+) -> list[dict[str, Any]]:
+    """What is set for each of the dataclasses: by flags, else by the environment, else in the file.
+
+    Args:
+        options: no two of them have an option of the same name.
+        flags: what was given on the command line, for each of them.
+        environment: of the process.
+        file: a TOML file, if there is one.
+
+    Raises:
+        ConfigError: a value cannot be read.
+    """
+    in_file: list[dict[str, Any]] = from_file(file, options) if file is not None else [{} for _ in options]
+    return [
+        {**low, **from_environment(each, environment), **high}
+        for each, low, high in zip(options, in_file, flags, strict=True)
+    ]
+
+
 def from_environment(options: type[Checked], environment: Mapping[str, str]) -> dict[str, Any]:
     """The options that are set there.
 

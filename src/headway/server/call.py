@@ -156,6 +156,9 @@ class Call:
                         request_id=name,
                         priority=spec.priority,
                         cache_salt=self._cache_salt,
+                        tenant=self.owner or spec.user,
+                        deadline_s=spec.deadline_s,
+                        slo=spec.slo,
                     )
                 )
         return prepared

@@ -33,12 +33,13 @@ class DrainingServer(uvicorn.Server):
 
     Args:
         service: what it serves.
+        say: called with where it listens, once it does.
 
     Attributes:
         exit_code: 0, or 1 if the engine died.
     """
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, say: Callable[[str], None] = logger.info) -> None:
         options = service.options
         super().__init__(
             uvicorn.Config(
@@ -56,6 +57,7 @@ class DrainingServer(uvicorn.Server):
         )
         self.exit_code = 0
         self._service = service
+        self._say = say
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -63,6 +65,8 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._tasks.append(self._loop.create_task(self._end_with_engine()))
+        host = self._service.options.host
+        self._say(f"listening on http://{f'[{host}]' if ':' in host else host}:{self.port}")
 
     @property
     def port(self) -> int:
@@ -116,7 +120,7 @@ def serve(engine: Engine, options: ServerOptions, *, say: Callable[[str], None] 
     service = Service(AsyncEngine(engine), options)
     for sentence in describe(service):
         say(sentence)
-    server = DrainingServer(service)
+    server = DrainingServer(service, say)
     server.run()
     return server.exit_code
 
@@ -138,7 +142,6 @@ def describe(service: Service) -> tuple[str, ...]:
     ]
     if not options.api_key and options.host not in LOOPBACK:
         sentences.append(f"warning: whoever reaches {options.host} can use this server; --api-key asks for a key")
-    sentences.append(f"listening on http://{options.host}:{options.port}")
     return tuple(sentences)
 
 

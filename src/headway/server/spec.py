@@ -19,7 +19,7 @@ MOST_CHARS_PER_TOKEN = 16
 """No text of any length has more, but for long runs of one character; usual ones have about four."""
 MAX_BIAS = 100.0
 MAX_ID_DIGITS = 10
-MAX_SALT_CHARS = 256
+MAX_NAME_CHARS = 256
 MAX_TIMEOUT_S = 86400.0
 
 
@@ -56,7 +56,8 @@ class CallSpec:
         echo: whether choices begin with their prompt.
         wants_logprobs: whether the answer shows log probabilities; ``best_of`` has them computed without showing.
         stream, include_usage, return_token_ids: how to answer.
-        priority, cache_salt: for the scheduler.
+        priority, cache_salt, deadline_s, slo: for the scheduler.
+        user: the client's name for who asks.
         timeout_s: it must have begun by then.
         model: the name the client used; ``None`` for the default.
     """
@@ -74,6 +75,9 @@ class CallSpec:
     return_token_ids: bool = False
     priority: int = 0
     cache_salt: str = ""
+    deadline_s: float | None = None
+    slo: str = ""
+    user: str = ""
     timeout_s: float | None = None
     model: str | None = None
 
@@ -206,8 +210,8 @@ def _spec(
         raise invalid(
             f"timeout is {body.timeout}; it must be above 0 and at most {MAX_TIMEOUT_S:.0f} seconds", "timeout"
         )
-    if body.cache_salt is not None:
-        _at_most("cache_salt", len(body.cache_salt), MAX_SALT_CHARS, "characters")
+    for name in ("cache_salt", "user"):
+        _at_most(name, len(getattr(body, name) or ""), MAX_NAME_CHARS, "characters")
     return CallSpec(
         sampling=_sampling(body, options, max_model_len, settings),
         stream=bool(body.stream),
@@ -215,6 +219,9 @@ def _spec(
         return_token_ids=bool(body.return_token_ids),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
+        deadline_s=body.deadline_s,
+        slo=body.slo or "",
+        user=body.user or "",
         timeout_s=body.timeout,
         model=body.model or None,
         **fields,

@@ -46,9 +46,13 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     timeout: float | None = None
     """Seconds within which it must have begun."""
+    deadline_s: float | None = None
+    slo: str | None = None
+
+    user: str | None = None
+    """Who asks, for the fair policy, where there are no API keys that say so."""
 
     # For OpenAI's own service: they say nothing about the output, so they are taken and not used.
-    user: str | None = None
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
