@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup_env.py
 demo: $(STAMP) ## The demonstration, in the terminal
 	@$(BIN)/headway demo
 
-serve: ## The HTTP server
-	@echo "serve: the HTTP server is not part of Headway yet; 'make demo' shows the engine." >&2; exit 1
+serve: $(STAMP) ## The HTTP server, on http://127.0.0.1:8000 (make serve ARGS="--help")
+	@$(BIN)/headway serve $(ARGS)
 
 check: format-check lint types imports ## Format, lint, types, import contracts
 
