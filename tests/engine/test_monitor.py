@@ -46,7 +46,7 @@ class Watched:
 
     def steps(self, number: int) -> EngineSnapshot:
         for _ in range(number):
-            self.monitor.observe(self.engine.advance())
+            self.monitor.observe(self.engine.advance(), 1.0)
         return self.monitor.snapshot(0.0)
 
 
@@ -66,6 +66,8 @@ def test_steps_are_told_apart_by_what_they_computed() -> None:
     assert [(step.running, step.waiting) for step in snapshot.steps] == [(1, 0), (2, 0), (2, 0), (1, 0)]
     assert snapshot.steps[1].kv_usage == pytest.approx(1 - (100 - 3) / 100)
     assert [step.at_s for step in snapshot.steps] == [1.0, 2.0, 3.0, 4.0]
+    assert {step.step_s for step in snapshot.steps} == {1.0}
+    assert snapshot.steps[0].seconds.keys() == {"schedule", "update", "output"}
 
 
 def test_only_so_many_steps_are_remembered() -> None:
@@ -121,8 +123,8 @@ def test_nothing_is_kept_of_what_ended() -> None:
 
 
 def test_a_pause_between_requests_is_no_latency() -> None:
-    before = StepRecord(1, 10.0, 1, 0, 1, 0, 0, 0.1, 1.0)
-    after = StepRecord(2, 900.0, 1, 0, 1, 1, 0, 0.1, 1.0)
+    before = StepRecord(1, 10.0, 1, 0, 1, 0, 0, 0.1, 1.0, {})
+    after = StepRecord(2, 900.0, 1, 0, 1, 1, 0, 0.1, 1.0, {})
     seconds, rows = inter_token_latencies([before, after, after._replace(at_s=901.0)])
 
     assert (seconds.tolist(), rows.tolist()) == ([1.0], [1.0])

@@ -15,8 +15,9 @@ import pytest
 from headway.core.inspection import CACHED, FREE
 from headway.core.reasons import ReasonCode
 from headway.engine.explain import TITLES
-from headway.server.debug import run_lengths
+from headway.engine.metrics import PHASES
 from headway.server.routes import debug as routes
+from headway.server.state import run_lengths
 from headway.sim.fake import FakeExecutor
 from tests.engine.builders import ScriptedExecutor, echo
 from tests.server.looking import between_steps
@@ -58,6 +59,7 @@ def test_what_runs_and_what_waits() -> None:
     assert {name: a[name] for name in a if name not in ("age_s", "since_s")} == {
         "request_id": "a",
         "state": "running",
+        "state_text": "runs",
         "slot": 0,
         "place": None,
         "since_step": 1,
@@ -148,6 +150,8 @@ def test_the_state_of_the_server() -> None:
     last = dict(zip(steps["columns"], steps["rows"][-1], strict=True))
     assert (last["step"], last["decode_tokens"], last["prefill_tokens"], last["rows"]) == (5, 2, 0, 2)
     assert len(steps["rows"]) == 5
+    assert steps["mean_s"].keys() == {*PHASES, "other"}
+    assert sum(steps["mean_s"].values()) == pytest.approx(sum(row[-1] for row in steps["rows"]) / 5, rel=0.01)
     assert state["latencies"]["ttft_s"]["count"] == 2
     assert len(state["latencies"]["itl_s"]["quantiles"]) == len(state["latencies"]["levels"]) == 3
     assert state["latencies"]["e2e_s"] == {"quantiles": None, "count": 0}

@@ -37,7 +37,8 @@ class StepRecord(NamedTuple):
         rows: requests in it.
         running, waiting: requests afterwards.
         kv_usage: share of the KV blocks held afterwards.
-        step_s: seconds it took, all parts together.
+        step_s: seconds it took from beginning to end.
+        seconds: what its parts took, by phase.
     """
 
     step: int
@@ -49,6 +50,7 @@ class StepRecord(NamedTuple):
     waiting: int
     kv_usage: float
     step_s: float
+    seconds: Mapping[str, float]
 
 
 class Setback(NamedTuple):
@@ -123,8 +125,8 @@ class Monitor:
         self._reuse: deque[tuple[int, int]] = deque(maxlen=NUM_RECENT)
         self._queue_s, self._ttft_s, self._tpot_s, self._e2e_s = (deque[float](maxlen=NUM_RECENT) for _ in range(4))
 
-    def observe(self, report: StepReport) -> None:
-        """Take in a step. Costs time in proportion to what happened, not to the requests that there are."""
+    def observe(self, report: StepReport, step_s: float) -> None:
+        """Take in a step that took ``step_s``. Costs time in proportion to what happened, not to the requests."""
         now = self._clock()
         for event in report.events:
             self._follow(event)
@@ -139,7 +141,7 @@ class Monitor:
                 if output.metrics.tpot_s is not None:
                     self._tpot_s.append(output.metrics.tpot_s)
         if report.plan is not None:
-            self._steps.append(self._record(report.plan, sum(report.seconds.values()), now))
+            self._steps.append(self._record(report.plan, report.seconds, step_s, now))
 
     def snapshot(self, taken_s: float) -> EngineSnapshot:
         """Copy everything; ``taken_s`` is the time on the heartbeat's clock."""
@@ -193,7 +195,7 @@ class Monitor:
         for handle in waiting[np.isin(waiting, handles)].tolist():
             self._ttft_s.append(now - self._prefilling.pop(handle))
 
-    def _record(self, plan: StepPlan, step_s: float, now: float) -> StepRecord:
+    def _record(self, plan: StepPlan, seconds: Mapping[str, float], step_s: float, now: float) -> StepRecord:
         scheduler = self._engine.scheduler
         # A row that samples after one token wanted that one only: it decoded (docs/design/step.md).
         decode_tokens = int(np.count_nonzero(plan.samples & (plan.num_scheduled == 1)))
@@ -207,6 +209,7 @@ class Monitor:
             waiting=scheduler.num_waiting,
             kv_usage=kv_usage(scheduler),
             step_s=step_s,
+            seconds=seconds,
         )
 
 

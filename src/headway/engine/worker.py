@@ -91,8 +91,9 @@ class EngineWorker:
                 return False
             self._carry_out(order)
         if self._engine.has_work:
+            began_s = self._clock()
             report = self._engine.advance()
-            self._watch(report)
+            self._watch(report, self._clock() - began_s)
             self._tell(report)
             beat = self.heartbeat
             now = self._clock()
@@ -148,11 +149,11 @@ class EngineWorker:
                 self._expired[name] = None
                 self._engine.abort(name)
 
-    def _watch(self, report: StepReport) -> None:
+    def _watch(self, report: StepReport, step_s: float) -> None:
         """Let the monitor see a step. Nobody's answer depends on it, so its errors end it and nothing else."""
         if self._monitor is not None:
             try:
-                self._monitor.observe(report)
+                self._monitor.observe(report, step_s)
             except Exception:
                 logger.exception("the monitor failed; there are no more snapshots")
                 self._monitor = None

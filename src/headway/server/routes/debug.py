@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headway.server import debug, json
 from headway.server.errors import ApiError
 from headway.server.routes.common import service_of
+from headway.server.state import server_state
 
 router = APIRouter(prefix="/debug", tags=["debug"])
 
@@ -42,7 +43,7 @@ async def one_request(request_id: str, request: Request) -> Response:
 async def state(request: Request) -> Response:
     """Queues, rows, blocks, the last steps, latencies."""
     service = service_of(request)
-    return _answer(request, debug.server_state(await service.engine.snapshot(), service))
+    return _answer(request, server_state(await service.engine.snapshot(), service))
 
 
 def _answer(request: Request, value: Any) -> Response:
