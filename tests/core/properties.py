@@ -384,7 +384,7 @@ class StepChecker(Watcher):
         assert reason == expected, self.broken("update", f"{book} ended with {reason}, not {expected}")
         assert delivered == sampled or reason in ("stop", "length"), self.broken("P7", f"{book} lost tokens")
 
-    # --- helpers ---
+    # --- small things ---
 
     def _blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.block_size)
