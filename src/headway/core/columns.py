@@ -65,6 +65,10 @@ class Columns:
         self.tokens: Int32 = np.empty((slots, config.max_model_len), np.int32)
         self.tables: tuple[Int32, ...] = tuple(np.empty((slots, width), np.int32) for _ in range(cache.num_groups))
         self.requests: list[Request | None] = [None] * slots
+        self.block_hashes: list[list[bytes]] = [[] for _ in range(slots)]
+        """The requests' own lists, at hand without going through the requests."""
+        self.num_hashes: Int32 = np.zeros(slots, np.int32)
+        """Their lengths."""
         self._free_slots = list(range(slots))
         self.num_draining = 0
 
@@ -86,6 +90,8 @@ class Columns:
         sampling = request.sampling
         known = request.num_tokens
         self.requests[slot] = request
+        self.block_hashes[slot] = request.block_hashes
+        self.num_hashes[slot] = len(request.block_hashes)
         self.handle[slot] = request.handle
         self.urgency[slot] = request.order_key[0]
         self.tokens[slot, :known] = request.tokens

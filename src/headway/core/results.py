@@ -6,7 +6,7 @@ import numpy as np
 
 from headway.core.events import Finished, StepOutput
 from headway.core.plan import Bool, Int32, StepPlan, StepResult
-from headway.core.request import FinishReason, Request
+from headway.core.request import FinishReason
 from headway.core.state import SchedulerState
 from headway.kv.hashing import hash_blocks
 
@@ -111,38 +111,49 @@ def publish_full_blocks(state: SchedulerState, slots: Int32) -> None:
     slots, full = slots[due], full[due]
     start = columns.published[slots]
     columns.published[slots] = full
-    requests = [columns.request(slot) for slot in slots.tolist()]
-    _hash_sampled_blocks(state, slots, requests, full)
-    hashes: list[bytes] = []
-    for request, first, last in zip(requests, start.tolist(), full.tolist(), strict=True):
-        hashes += request.block_hashes[first:last]
-    count = full - start
-    index = np.arange(len(hashes)) - np.repeat(np.cumsum(count) - count - start, count)
-    repeated = np.repeat(slots, count)
+    lists = [columns.block_hashes[slot] for slot in slots.tolist()]
+    one_sampled = (columns.num_hashes[slots] == full - 1) & (start == full - 1)
+    if one_sampled.all():  # steady decode: nothing but the blocks that were just filled by sampling
+        hashes, index, repeated = _hash_next_block(state, slots, full, lists), start, slots
+    else:
+        hashes = _known_hashes(state, slots, start, full, lists)
+        count = full - start
+        index = np.arange(len(hashes)) - np.repeat(np.cumsum(count) - count - start, count)
+        repeated = np.repeat(slots, count)
     for group, table in enumerate(columns.tables):
         state.kv.pool.publish(group, hashes, table[repeated, index])
     if len(state.watch):
         _move_watch(state, slots, full)
 
 
-def _hash_sampled_blocks(state: SchedulerState, slots: Int32, requests: list[Request], full: Int32) -> None:
-    """Hash blocks that were filled by sampling; those of the tokens at admission are hashed already."""
+def _hash_next_block(state: SchedulerState, slots: Int32, full: Int32, lists: list[list[bytes]]) -> list[bytes]:
+    """Hash block number ``full - 1`` of each row, the first without a hash: one per row, in bulk."""
     columns, size = state.columns, state.cache.block_size
-    last = full.tolist()
-    missing = np.array([end - len(request.block_hashes) for request, end in zip(requests, last, strict=True)])
-    for row in np.flatnonzero(missing > 1).tolist():
-        state.extend_hashes(requests[row], columns.tokens[slots[row], : last[row] * size])
-    rows = np.flatnonzero(missing == 1)
-    if not len(rows):
-        return
-    hash_lists = [requests[row].block_hashes for row in rows.tolist()]
-    parents = [
-        hashes[-1] if hashes else requests[row].hash_root for row, hashes in zip(rows.tolist(), hash_lists, strict=True)
-    ]
-    positions = (full[rows, None] - 1) * size + np.arange(size)
-    tokens = columns.tokens[slots[rows, None], positions]
-    for hashes, block_hash in zip(hash_lists, hash_blocks(parents, tokens), strict=True):
+    positions = (full[:, None] - 1) * size + np.arange(size)
+    parents = [hashes[-1] if hashes else columns.request(slots[row]).hash_root for row, hashes in enumerate(lists)]
+    added = hash_blocks(parents, columns.tokens[slots[:, None], positions])
+    for hashes, block_hash in zip(lists, added, strict=True):
         hashes.append(block_hash)
+    columns.num_hashes[slots] = full
+    return added
+
+
+def _known_hashes(
+    state: SchedulerState, slots: Int32, start: Int32, full: Int32, lists: list[list[bytes]]
+) -> list[bytes]:
+    """Hashes of blocks ``start .. full - 1`` of each row, row by row; what has none yet is hashed."""
+    columns, size = state.columns, state.cache.block_size
+    missing = full - columns.num_hashes[slots]
+    for row in np.flatnonzero(missing > 1).tolist():
+        state.extend_hashes(columns.request(slots[row]), columns.tokens[slots[row], : full[row] * size])
+        columns.num_hashes[slots[row]] = full[row]
+    rows = np.flatnonzero(missing == 1)
+    if len(rows):
+        _hash_next_block(state, slots[rows], full[rows], [lists[row] for row in rows.tolist()])
+    known: list[bytes] = []
+    for hashes, first, last in zip(lists, start.tolist(), full.tolist(), strict=True):
+        known += hashes[first:last]
+    return known
 
 
 def _move_watch(state: SchedulerState, slots: Int32, full: Int32) -> None:

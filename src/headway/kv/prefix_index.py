@@ -33,17 +33,22 @@ class PrefixIndex:
         Raises:
             ValueError: if a block has another entry already; what came before it was added.
         """
-        blocks = self._blocks[group]
-        num_before = len(self._entries)
-        for block_hash, block in zip(hashes, block_ids.tolist(), strict=True):
-            if block == 0 or block_hash in blocks:
-                continue
-            if block in self._entries:
-                raise ValueError(f"block {block} of group {group} already has an entry, under another hash or group")
-            blocks[block_hash] = block
-            self._entries[block] = (group, block_hash)
-            self.cached[block] = True
-        return len(self._entries) - num_before
+        blocks, entries = self._blocks[group], self._entries
+        added: list[int] = []
+        try:
+            for block_hash, block in zip(hashes, block_ids.tolist(), strict=True):
+                if block == 0 or block_hash in blocks:
+                    continue
+                if block in entries:
+                    raise ValueError(
+                        f"block {block} of group {group} already has an entry, under another hash or group"
+                    )
+                blocks[block_hash] = block
+                entries[block] = (group, block_hash)
+                added.append(block)
+        finally:
+            self.cached[added] = True
+        return len(added)
 
     def lookup(self, group: int, block_hash: bytes) -> int:
         """The block with this content, or 0."""
