@@ -13,6 +13,9 @@ from headway.core.plan import StepPlan, StepResult
 FORGET = 0.05
 """Weight of a new measurement."""
 
+TRIAL_SHARE = 0.05
+"""Share of the cost of recomputing that may be spent on swaps against the prediction, to measure copies again."""
+
 
 @dataclass
 class LinearFit:
@@ -41,6 +44,11 @@ class LinearFit:
             return (self.xy - self.x * self.y) / variance
         return self.y / self.x if self.x else 0.0
 
+    @property
+    def intercept(self) -> float:
+        """What y is at x = 0, at least 0."""
+        return max(0.0, self.y - self.slope * self.x)
+
 
 @dataclass(frozen=True)
 class PreemptionCost:
@@ -58,10 +66,16 @@ class CostModel:
         self.copy = LinearFit()
         self.survival = 0.5
         """Share of a preempted request's published tokens that its resume found in the prefix cache."""
+        self._spent_s = 0.0
+        """Predicted cost of recomputing where that was chosen, since the last copy."""
 
     def observe_step(self, plan: StepPlan, result: StepResult) -> None:
-        """Take in the times of a step, if they were measured."""
-        if result.forward_s > 0:
+        """Take in the times of a step, if they were measured.
+
+        Steps that only decode say nothing about prefill: they all have nearly the same number of tokens, and enough of
+        them would make the others forgotten.
+        """
+        if result.forward_s > 0 and (plan.num_tokens > plan.num_rows or not self.forward.count):
             self.forward.add(plan.num_tokens, result.forward_s)
         copies = len(plan.swap_out) + len(plan.swap_in)
         if copies and result.copy_s > 0:
@@ -81,4 +95,19 @@ class CostModel:
             num_blocks: blocks with content, in all groups; a swap copies each out and back.
         """
         lost = num_computed - self.survival * num_published
-        return PreemptionCost(lost * self.forward.slope, 2 * num_blocks * self.copy.slope)
+        one_way_s = self.copy.intercept + num_blocks * self.copy.slope
+        return PreemptionCost(lost * self.forward.slope, 2 * one_way_s)
+
+    def prefers_swap(self, cost: PreemptionCost) -> bool:
+        """Whether to swap: if that is predicted to be cheaper, or no copy was measured yet.
+
+        Copies that are avoided are not measured either, so one slow copy could be believed for ever. Therefore one is
+        made against the prediction as soon as its extra cost is at most ``TRIAL_SHARE`` of what recomputing has cost
+        since the last copy: that much is lost at most by trying.
+        """
+        extra_s = cost.swap_s - cost.recompute_s
+        if extra_s < 0 or not self.copy.count or extra_s < TRIAL_SHARE * self._spent_s:
+            self._spent_s = 0.0
+            return True
+        self._spent_s += cost.recompute_s
+        return False

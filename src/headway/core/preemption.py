@@ -69,10 +69,10 @@ def _may_swap(state: SchedulerState) -> bool:
 
 
 def _wants_swap(state: SchedulerState, cost: PreemptionCost) -> bool:
-    """By mode; auto swaps when that is predicted to be cheaper, or was never measured."""
+    """By mode; auto asks the cost model."""
     if not _may_swap(state):
         return False
-    return state.config.preemption_mode == "swap" or cost.swap_s < cost.recompute_s or not state.cost.copy.count
+    return state.config.preemption_mode == "swap" or state.cost.prefers_swap(cost)
 
 
 def _swap_out(state: SchedulerState, slot: int, request: Request) -> Int32 | None:
