@@ -37,6 +37,7 @@ class ByteTokenizer:
     name = "bytes"
     eos_token_ids = (EOS,)
     special_token_ids = frozenset({BOS, EOS})
+    chat_template = "{% for message in messages %}"
 
     def __init__(self, pieces: Sequence[bytes] = (), *, bos: bool = False) -> None:
         self.bos_token_id = BOS if bos else None
@@ -60,7 +61,7 @@ class ByteTokenizer:
         return "".join(f"<{message['role']}>{message['content']}\n" for message in messages) + "<assistant>"
 
     def encode_chat(self, messages: Any, add_generation_prompt: bool = True, tools: Any = None) -> list[int]:
-        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+        return self.encode(self.apply_chat_template(messages, tools=tools), add_special_tokens=False)
 
 
 class ScriptedExecutor:

@@ -54,6 +54,17 @@ class ServerOptions(Checked):
     max_stop: int = option(16, help="Most stop strings, and most stop token ids, of one call.", minimum=0)
     max_stop_chars: int = option(256, help="Longest stop string.", unit="characters", minimum=1)
     max_logit_bias: int = option(300, help="Most entries of a logit bias.", minimum=0)
+    max_form_chars: int = option(
+        65536, help="Longest JSON schema, list of choices or grammar that an output can be kept to.", unit="characters"
+    )
+    max_regex_chars: int = option(4096, help="Longest regular expression for it.", unit="characters")
+    form_timeout: float = option(5.0, help="Such a form has this long to be compiled.", unit="seconds", minimum=0.001)
+    max_tools: int = option(128, help="Most tools in one call.", minimum=0)
+    tool_call_parser: str = option(
+        "auto",
+        help="How the model writes tool calls; auto finds out from its chat template.",
+        choices=("auto", "hermes", "llama3_json"),
+    )
 
     access_log: bool = option(False, help="Log a line per call: address, method, path, status.")
 

@@ -13,6 +13,10 @@ KINDS = ("json", "regex", "choice", "grammar")
 FORMS = (*KINDS, "json_object")
 """Keys of :meth:`Structured.of`."""
 
+JSON_OPTIONS = {"whitespace_pattern": r"[ ]|\n[ \t]{0,20}"}
+"""Between the parts of JSON stands at most one space, or one line end and an indentation. Unbounded white space is
+valid too, and small models write it until they run out of tokens."""
+
 FAILED = "structured output failed: "
 """Begins the message of a request whose form could not be kept to."""
 
@@ -93,3 +97,16 @@ _VALUES = {
     "choice": "a list of texts",
     "grammar": "text",
 }
+
+
+def json_rule(schema: Any) -> str:
+    """JSON of a schema as a part of a Lark grammar, in the dialect that ``Structured.grammar`` takes.
+
+    Raises:
+        ConfigError: it is no schema.
+    """
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, Mapping):
+        raise ConfigError("structured", "json", "must be a JSON schema, which is an object")
+    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})

@@ -4,11 +4,8 @@ A form is compiled once, into an automaton over the bytes of the vocabulary; eac
 Nothing here raises or waits for long because of what a client wrote: the library counts its work ("fuel") and gives
 up at a limit, and what it gave up on is an error of that form alone.
 
-Rule 1: forced text is not forced as tokens. Where a form allows one text only, every way to write it in tokens is
+Forced text is not forced as tokens. Where a form allows one text only, every way to write it in tokens is
 allowed and the model chooses. Otherwise the library would tokenise by a call back into Python, in the step.
-
-Rule 2: between the parts of JSON stands at most one space, or one line end and an indentation. Unbounded white space
-is valid JSON too, and small models write it until they run out of tokens.
 """
 
 from __future__ import annotations
@@ -23,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headway.config import ConfigError, Structured
+from headway.config.structured import json_rule
 from headway.core.plan import Int32
 from headway.executor.masks import Matcher
 from headway.models.loading import Tokenizer
@@ -36,7 +34,6 @@ MAX_THREADS = 8
 """Masks of one step are made by at most so many threads."""
 
 _HEADER = '%llguidance { "no_forcing": true }\n'
-_JSON_OPTIONS = {"whitespace_pattern": r"[ ]|\n[ \t]{0,20}"}
 _MAX_MESSAGE = 300
 
 
@@ -183,19 +180,6 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special_tokens=False)
-
-
-def json_rule(schema: Any) -> str:
-    """The right side of a Lark rule for JSON of a schema.
-
-    Raises:
-        ConfigError: it is no schema.
-    """
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise ConfigError("structured", "json", "must be a JSON schema, which is an object")
-    return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
 
 
 def _to_lark(form: Structured) -> str:

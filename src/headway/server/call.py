@@ -19,8 +19,9 @@ from headway.engine.engine import Prepared
 from headway.engine.outputs import RequestUpdate
 from headway.server import errors
 from headway.server.admission import Ticket, TurnedAway
+from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
-from headway.server.spec import CallSpec, PromptInput
+from headway.server.spec import CallSpec, PromptInput, sampling_of
 from headway.server.tokenising import TokenIds, Tokenising
 
 Updates = list[tuple[int, RequestUpdate]]
@@ -35,7 +36,7 @@ class Call:
         spec: what it asks for.
         cache_salt: the client's, or one that keeps its key's prefixes apart.
         ticket: its place in the counts.
-        engine, tokenising: what it runs on.
+        engine, tokenising, compiling: what it runs on.
         on_close: called once at the end.
     """
 
@@ -49,15 +50,18 @@ class Call:
         ticket: Ticket,
         engine: AsyncEngine,
         tokenising: Tokenising,
+        compiling: Compiling,
         on_close: Callable[[], None],
     ) -> None:
         self.request_id = request_id
         self.owner = owner
         self.spec = spec
+        self._sampling = spec.sampling
         self._cache_salt = cache_salt
         self._ticket = ticket
         self._engine = engine
         self._tokenising = tokenising
+        self._compiling = compiling
         self._on_close: Callable[[], None] | None = on_close
         self._updates: UpdateStream | None = None
         self._failure: ApiError | None = None
@@ -66,7 +70,7 @@ class Call:
             self._deadline = asyncio.get_running_loop().call_later(spec.timeout_s, self._expire)
 
     async def start(self, *, final_only: bool) -> list[str]:
-        """Tokenise, count and submit.
+        """Compile the form of the output, tokenise, count and submit.
 
         Args:
             final_only: whether only whole outputs are wanted.
@@ -78,6 +82,7 @@ class Call:
             ApiError: the call cannot be served, or was ended meanwhile.
         """
         try:
+            self._sampling = await self._compiling.compile(self.spec.sampling, self.spec.form_field)
             prompts = await self._tokenising.encode(self.spec.prompts, self._may_go_on)
             self._may_go_on()
             prepared = self._prepare(prompts)
@@ -152,7 +157,7 @@ class Call:
                 prepared.append(
                     self._engine.engine.prepare(
                         ids,
-                        spec.sampling_of(candidate),
+                        sampling_of(self._sampling, candidate),
                         request_id=name,
                         priority=spec.priority,
                         cache_salt=self._cache_salt,

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.config import ConfigError
+from headway.config.structured import FAILED as FORM_FAILED
 from headway.core.request import RequestRefused
 from headway.engine.outputs import RequestError
 from headway.engine.worker import TIMEOUT
@@ -111,6 +112,8 @@ def failed(error: RequestError) -> ApiError:
         return ApiError(504, error.message, kind=FAILED, code="queue_timeout", param="timeout")
     if error.kind == "refused":
         return invalid(error.message, error.field or None)
+    if error.message.startswith(FORM_FAILED):
+        return invalid(error.message, None, "structured_output_failed")
     return ApiError(500, error.message, kind=FAILED, code="generation_failed")
 
 

@@ -13,10 +13,13 @@ from headway.engine.histogram import FEW, Histogram
 from headway.server import errors
 from headway.server.admission import Admission, TurnedAway
 from headway.server.call import Call
+from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
 from headway.server.health import Health, judge
 from headway.server.spec import CallSpec
 from headway.server.tokenising import Tokenising
+from headway.server.tools.choosing import ToolSupport
+from headway.server.tools.dialects import find_dialect, knows_tools
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +36,7 @@ class Service:
 
     Attributes:
         created: when the server began, in seconds since 1970.
+        tools: what the model can do with tools.
         models: names that clients may use; the first one is in the answers.
         calls: open ones, by request id.
         draining: whether the server is about to end and takes no more calls.
@@ -50,6 +54,9 @@ class Service:
         self.max_model_len = scheduler.max_model_len
         self.admission = Admission(scheduler.max_num_queued_reqs, scheduler.max_num_queued_tokens)
         self.tokenising = Tokenising(inner.tokenizer)
+        template = inner.tokenizer.chat_template if inner.tokenizer is not None else ""
+        self.tools = ToolSupport(knows_tools(template), find_dialect(template, options.tool_call_parser))
+        self._compiling = Compiling(inner.compile_form, options.form_timeout)
         self.calls: dict[str, Call] = {}
         self.draining = False
         self.asked_n = Histogram(FEW)
@@ -65,6 +72,7 @@ class Service:
         """The end."""
         self.draining = True
         self.tokenising.close()
+        self._compiling.close()
         await self.engine.stop()
 
     # --- calls ---------------------------------------------------------------------------------------------
@@ -117,6 +125,7 @@ class Service:
             ticket=ticket,
             engine=self.engine,
             tokenising=self.tokenising,
+            compiling=self._compiling,
             on_close=lambda: self._forget(request_id),
         )
         self._all_closed.clear()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from headway.config import ConfigError, SamplingParams
 from headway.config.server import ServerOptions
 from headway.server.errors import ApiError, bad_option, invalid
+from headway.server.forms import form_of
 from headway.server.protocol.chat import ChatBody, ChatMessage
 from headway.server.protocol.completions import CompletionBody
 from headway.server.protocol.generation import GenerationBody
+from headway.server.tools.choosing import ToolSupport, plan_tools
+from headway.server.tools.dialects import Tool
+from headway.server.tools.parsers import ToolParser
 
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say; a chat answer may go on to the end of the context."""
@@ -28,10 +32,11 @@ class ChatPrompt:
     """A conversation, which the chat template makes a text of.
 
     Attributes:
-        messages: as the template gets them.
+        messages, tools: as the template gets them.
     """
 
     messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Tool, ...] = ()
 
     @property
     def num_chars(self) -> int:
@@ -50,6 +55,8 @@ class CallSpec:
         prompts: texts, token ids or conversations.
         prompt_field: what the client calls them.
         sampling: of the first choice of each prompt.
+        form_field: what the client calls the form of the output, if it has one.
+        make_tool_parser: for each choice whose text may have tool calls.
         n: choices to answer with, per prompt.
         candidates: choices to generate, per prompt; the likeliest ``n`` are kept.
         scores_only: whether the prompt alone is wanted, and no token of the output.
@@ -65,6 +72,8 @@ class CallSpec:
     prompts: tuple[PromptInput, ...]
     prompt_field: str
     sampling: SamplingParams
+    form_field: str = ""
+    make_tool_parser: Callable[[], ToolParser] | None = None
     n: int = 1
     candidates: int = 1
     scores_only: bool = False
@@ -91,11 +100,12 @@ class CallSpec:
         """Prompt tokens that it takes at least, as far as can be told without tokenising."""
         return sum(map(_fewest_tokens, self.prompts)) * self.candidates
 
-    def sampling_of(self, candidate: int) -> SamplingParams:
-        """Parameters of one candidate. With a seed, each draws from a seed of its own, and the first from the given."""
-        if candidate == 0 or self.sampling.seed is None:
-            return self.sampling
-        return replace(self.sampling, seed=self.sampling.seed + candidate)
+
+def sampling_of(sampling: SamplingParams, candidate: int) -> SamplingParams:
+    """Parameters of one candidate. With a seed, each draws from a seed of its own, and the first from the given."""
+    if candidate == 0 or sampling.seed is None:
+        return sampling
+    return replace(sampling, seed=sampling.seed + candidate)
 
 
 def _fewest_tokens(prompt: PromptInput) -> int:
@@ -133,6 +143,7 @@ def completion_spec(body: CompletionBody, options: ServerOptions, max_model_len:
         settings["prompt_logprobs"] = settings["logprobs"]
     if candidates > n and not wants_logprobs:
         settings["logprobs"] = 0
+    settings["structured"], form_field = form_of(body, options)
     return _spec(
         body,
         options,
@@ -140,6 +151,7 @@ def completion_spec(body: CompletionBody, options: ServerOptions, max_model_len:
         settings,
         prompts=prompts,
         prompt_field="prompt",
+        form_field=form_field,
         n=n,
         candidates=candidates,
         scores_only=scores_only,
@@ -148,8 +160,8 @@ def completion_spec(body: CompletionBody, options: ServerOptions, max_model_len:
     )
 
 
-def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int) -> CallSpec:
-    """What a chat call asks for.
+def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, support: ToolSupport) -> CallSpec:
+    """What a chat call asks for; ``support`` is what the model can do with tools.
 
     Raises:
         ApiError: a field is out of bounds.
@@ -161,29 +173,42 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int) -> Cal
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     wanted = (body.top_logprobs or 0) if body.logprobs else None
-    settings = {"max_tokens": max_tokens, "logprobs": _num_logprobs("top_logprobs", wanted, options)}
+    plan = plan_tools(body, *form_of(body, options), options, support)
+    settings: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "logprobs": _num_logprobs("top_logprobs", wanted, options),
+        "structured": plan.form,
+    }
     return _spec(
         body,
         options,
         max_model_len,
         settings,
-        prompts=(conversation(body.messages),),
+        prompts=(conversation(body.messages, plan.tools),),
         prompt_field="messages",
+        form_field=plan.form_field,
+        make_tool_parser=plan.make_parser,
         n=n,
         candidates=n,
         wants_logprobs=bool(body.logprobs),
     )
 
 
-def conversation(messages: Sequence[ChatMessage]) -> ChatPrompt:
+def conversation(messages: Sequence[ChatMessage], tools: tuple[Tool, ...] = ()) -> ChatPrompt:
     """A conversation as a prompt.
 
     Raises:
-        ApiError: there are none.
+        ApiError: there are no messages, or one cannot be used.
     """
     if not messages:
         raise invalid("messages is empty; there must be one at least", "messages", "invalid_prompt")
-    return ChatPrompt(tuple(message.as_template_input() for message in messages))
+    inputs = []
+    for place, message in enumerate(messages):
+        try:
+            inputs.append(message.as_template_input())
+        except ValueError as error:
+            raise invalid(f"messages.{place}: {error}", f"messages.{place}.tool_calls") from error
+    return ChatPrompt(tuple(inputs), tools)
 
 
 def _list_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[PromptInput, ...]:

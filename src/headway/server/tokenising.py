@@ -105,7 +105,7 @@ class Tokenising:
             RequestRefused: there is no tokenizer, or its template refuses the messages.
         """
         try:
-            return self._required("messages").encode_chat(prompt.messages)
+            return self._required("messages").encode_chat(prompt.messages, tools=prompt.tools or None)
         except ChatTemplateError as error:
             raise RequestRefused("prompt", len(prompt.messages), None, str(error)) from error
 

@@ -29,6 +29,7 @@ class Tokenizer(Protocol):
         bos_token_id: id that begins a text, if there is one.
         eos_token_ids: ids that end a text or a turn; may be empty.
         special_token_ids: ids that stand for no text, such as the two above.
+        chat_template: text of the model's chat template, or of all of them; empty if there is none.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Tokenizer(Protocol):
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     special_token_ids: frozenset[int]
+    chat_template: str
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Ids of ``text``. Special tokens spelled out in it become their ids.
@@ -156,6 +158,8 @@ class FastTokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
         self.bos_token_id: int | None = inner.bos_token_id
+        template = inner.chat_template or ""
+        self.chat_template = template if isinstance(template, str) else "\n".join(template.values())
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *own, *self._turn_ends())))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
@@ -210,9 +214,8 @@ class FastTokenizer:
         return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools), add_special_tokens=False)
 
     def _turn_ends(self) -> list[int]:
-        template = self._inner.chat_template or ""
         ids = {token.content: token_id for token_id, token in self._added.items() if token.special}
-        return [ids[name] for name in _TURN_ENDS if name in ids and name in str(template)]
+        return [ids[name] for name in _TURN_ENDS if name in ids and name in self.chat_template]
 
 
 def byte_alphabet() -> dict[int, str]:

@@ -9,10 +9,11 @@ from headway.core.logprobs import TokenLogprobs
 from headway.engine.outputs import RequestOutput, RequestUpdate
 from headway.server.answers.base import Answer, Choice, finish
 from headway.server.answers.tokens import LEAST_LOGPROB, finite, token_text
+from headway.server.tools.parsers import Delta, ToolParser, whole
 
 
 class ChatAnswer(Answer):
-    """Choices with a "message", or with a "delta" in streams."""
+    """Choices with a "message", or with a "delta" in streams; tool calls in their texts are told apart."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -20,6 +21,7 @@ class ChatAnswer(Answer):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._begun: set[int] = set()
+        self._parsers: dict[int, ToolParser] = {}
 
     def choices_of(self, index: int, update: RequestUpdate) -> list[Choice]:
         choices = []
@@ -27,15 +29,36 @@ class ChatAnswer(Answer):
             self._begun.add(index)
             choices.append(self._chunk(index, {"role": "assistant", "content": ""}))
         if update.text or (update.token_ids and (self.spec.wants_logprobs or self.spec.return_token_ids)):
-            choices.append(self._chunk(index, {"content": update.text}, update))
+            first, *more = self._deltas(index, update.text) or [{}]
+            if first or self.spec.wants_logprobs or self.spec.return_token_ids:
+                choices.append(self._chunk(index, first, update))
+            choices += [self._chunk(index, delta) for delta in more]
         if update.output is not None:
-            choices.append({**self._chunk(index, {}), **finish(update.output.outputs[0])})
+            parser = self._parsers.get(index)
+            choices += [self._chunk(index, delta) for delta in (parser.finish() if parser is not None else ())]
+            end = finish(update.output.outputs[0])
+            choices.append({**self._chunk(index, {}), **_with_calls(end, parser)})
         return choices
+
+    def _deltas(self, index: int, text: str) -> list[Delta]:
+        """What new text of a choice adds to its message."""
+        if self.spec.make_tool_parser is None:
+            return [{"content": text}]
+        if index not in self._parsers:
+            self._parsers[index] = self.spec.make_tool_parser()
+        return self._parsers[index].feed(text)
 
     def choice(self, index: int, output: RequestOutput) -> Choice:
         completion = output.outputs[0]
-        message = {"role": "assistant", "content": completion.text, "refusal": None}
-        choice: Choice = {"index": index, "message": message, "logprobs": None, **finish(completion)}
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        end = finish(completion)
+        if self.spec.make_tool_parser is not None:
+            parser = self.spec.make_tool_parser()
+            message["content"], calls = whole(parser, completion.text)
+            end = _with_calls(end, parser)
+            if calls:
+                message["tool_calls"] = calls
+        choice: Choice = {"index": index, "message": message, "logprobs": None, **end}
         if self.spec.wants_logprobs:
             choice["logprobs"] = self._logprobs(completion.token_ids, completion.logprobs or ())
         if self.spec.return_token_ids:
@@ -65,3 +88,10 @@ class ChatAnswer(Answer):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         token = self._bytes_of(token_id)
         return {"token": token_text(token), "logprob": finite(logprob), "bytes": list(token)}
+
+
+def _with_calls(end: dict[str, Any], parser: ToolParser | None) -> dict[str, Any]:
+    """How a choice ended, if calls were found in it."""
+    if parser is not None and parser.num_calls and end["finish_reason"] == "stop":
+        return {**end, "finish_reason": "tool_calls"}
+    return end

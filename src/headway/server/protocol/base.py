@@ -20,9 +20,10 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_fields(cls, data: Any) -> Any:
+        known = [field.alias or name for name, field in cls.model_fields.items()]
         for name in data if isinstance(data, dict) else ():
-            if name not in cls.model_fields:
-                close = difflib.get_close_matches(str(name), cls.model_fields, n=1)
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, n=1)
                 hint = f"did you mean '{close[0]}'?" if close else "docs/server.md lists the known ones"
                 raise PydanticCustomError(
                     "unknown_parameter", "unknown parameter '{name}'; {hint}", {"name": str(name), "hint": hint}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.server.protocol.base import Body, TextOrTexts
+from headway.server.protocol.forms import ResponseFormat
 
 
 class StreamOptions(Body):
@@ -31,6 +32,7 @@ class GenerationBody(Body):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
+    response_format: ResponseFormat | None = None
 
     # Not of OpenAI's.
     top_k: int | None = None
@@ -46,6 +48,14 @@ class GenerationBody(Body):
     cache_salt: str | None = None
     timeout: float | None = None
     """Seconds within which it must have begun."""
+
+    # vLLM's names for the form of an output; at most one of these and response_format may be given.
+    structured_outputs: dict[str, Any] | None = None
+    """One key out of json, json_object, regex, choice and grammar."""
+    guided_json: dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     deadline_s: float | None = None
     slo: str | None = None
 

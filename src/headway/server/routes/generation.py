@@ -32,7 +32,7 @@ async def completions(body: Annotated[CompletionBody, Body()], request: Request)
 async def chat_completions(body: Annotated[ChatBody, Body()], request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    spec = chat_spec(body, service.options, service.max_model_len)
+    spec = chat_spec(body, service.options, service.max_model_len, service.tools)
     name = call_name(request.scope, "chatcmpl")
     return GenerationResponse(service, spec, ChatAnswer, name, request.scope[OWNER])
 

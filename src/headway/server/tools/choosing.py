@@ -1,0 +1,127 @@
+"""From the tools of a chat call to what its prompt, its form and its answer need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from headway.config import ConfigError, Structured
+from headway.config.server import ServerOptions
+from headway.server.errors import ApiError, invalid
+from headway.server.forms import check_length
+from headway.server.protocol.chat import ChatBody
+from headway.server.protocol.tools import NamedTool
+from headway.server.tools.dialects import Dialect, Tool
+from headway.server.tools.parsers import ToolParser
+
+
+@dataclass(frozen=True)
+class ToolSupport:
+    """What the served model can do with tools.
+
+    Attributes:
+        in_template: whether its chat template shows tools to the model.
+        dialect: how it writes calls, if that is known.
+    """
+
+    in_template: bool = False
+    dialect: Dialect | None = None
+
+
+@dataclass(frozen=True)
+class ToolPlan:
+    """What follows from the tools of a call.
+
+    Attributes:
+        tools: for the chat template.
+        make_parser: for each choice; ``None`` if nothing is to be looked for.
+        form: what the output must be.
+        form_field: the field that says so.
+    """
+
+    tools: tuple[Tool, ...] = ()
+    make_parser: Callable[[], ToolParser] | None = None
+    form: Structured | None = None
+    form_field: str = ""
+
+
+def plan_tools(
+    body: ChatBody, form: Structured | None, form_field: str, options: ServerOptions, support: ToolSupport
+) -> ToolPlan:
+    """What follows from ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
+
+    Args:
+        form, form_field: what the call's other fields say about the form of its output.
+
+    Raises:
+        ApiError: they cannot be used, or not with this model, or not with that form.
+    """
+    tools = tuple(tool.as_template_input() for tool in body.tools or ())
+    choice = body.tool_choice or ("auto" if tools else "none")
+    _check(tools, choice, body, options)
+    if choice == "none":
+        return ToolPlan(form=form, form_field=form_field)
+    dialect = _dialect(support)
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    if isinstance(choice, NamedTool):
+        tools_to_call = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
+        if not tools_to_call:
+            raise invalid(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
+    else:
+        tools_to_call = list(tools)
+    only_one = isinstance(choice, NamedTool) or body.parallel_tool_calls is False
+    if choice == "auto":
+        calls = _calls_or_answer(dialect, tools_to_call, form, form_field, only_one=only_one)
+    elif form is not None:
+        raise invalid(f"{form_field} cannot go with a tool_choice that forces a call", form_field)
+    else:
+        calls = _calls(dialect, tools_to_call, only_one=only_one)
+    if calls is not None:
+        check_length(calls, "tools", options)
+    return ToolPlan(tools, lambda: dialect.parser(names), calls, "tools")
+
+
+def _check(tools: Sequence[Tool], choice: object, body: ChatBody, options: ServerOptions) -> None:
+    if len(tools) > options.max_tools:
+        message = f"tools has {len(tools)} tools; at most {options.max_tools} are allowed"
+        raise ApiError(400, message, code="limit_exceeded", param="tools")
+    names = [tool["function"]["name"] for tool in tools]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise invalid(f"tools has two functions named {name!r}", "tools")
+    if not tools and choice != "none":
+        raise invalid("tool_choice needs tools", "tool_choice")
+    if not tools and body.parallel_tool_calls is not None:
+        raise invalid("parallel_tool_calls needs tools", "parallel_tool_calls")
+
+
+def _dialect(support: ToolSupport) -> Dialect:
+    if not support.in_template:
+        raise invalid("this model's chat template knows no tools", "tools", "unsupported")
+    if support.dialect is None:
+        message = "it is not known how this model writes tool calls; the server's option tool_call_parser can say so"
+        raise invalid(message, "tools", "unsupported")
+    return support.dialect
+
+
+def _calls(dialect: Dialect, tools: Sequence[Tool], *, only_one: bool, answer: object = None) -> Structured:
+    try:
+        return Structured.grammar(dialect.grammar(tools, only_one=only_one, answer=answer))
+    except ConfigError as error:
+        raise invalid(f"tools {error.limit}", "tools") from error
+
+
+def _calls_or_answer(
+    dialect: Dialect, tools: Sequence[Tool], form: Structured | None, form_field: str, *, only_one: bool
+) -> Structured | None:
+    """The form of outputs that are calls, or, if there is one, an answer of the form asked for."""
+    if form is None:
+        return None
+    if form.kind != "json":
+        raise invalid(f"{form_field} can go with tools only if it is JSON", form_field)
+    try:
+        answer = json.loads(form.text)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"{form_field} is not JSON: {error}", form_field) from error
+    return _calls(dialect, tools, only_one=only_one, answer=answer)

@@ -1,0 +1,236 @@
+"""Forms of outputs over HTTP: every field that can ask for one, every limit, and one that fails among others."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from pydantic import BaseModel
+
+from headway.build import build_engine
+from headway.config import EngineOptions, Structured
+from headway.engine.engine import Engine
+from headway.models.tiny import make_tiny
+from tests.server.running import PATIENCE_S, Running, serving
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+WRAPPED = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": SCHEMA}}
+CHAT = {"messages": [{"role": "user", "content": "a person"}], "max_tokens": 200}
+
+
+def is_person(text: str) -> bool:
+    value = json.loads(text)
+    return list(value) == ["name", "age"] and len(value["name"]) <= 5 and 0 <= value["age"] <= 9
+
+
+def is_object(text: str) -> bool:
+    return isinstance(json.loads(text), dict)
+
+
+def matches(pattern: str) -> Callable[[str], bool]:
+    return lambda text: re.fullmatch(pattern, text) is not None
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return build_engine(EngineOptions(model=str(make_tiny(tmp_path_factory.mktemp("forms"))), num_blocks=400))
+
+
+@pytest.fixture(scope="module")
+def server(engine: Engine) -> Iterator[Running]:
+    with serving(engine=engine, options={"max_form_chars": 500, "max_regex_chars": 50, "form_timeout": 20}) as running:
+        yield running
+        running.rest()
+
+
+@pytest.mark.parametrize(
+    ("fields", "fits"),
+    [
+        ({"response_format": WRAPPED}, is_person),
+        ({"response_format": {"type": "regex", "regex": "[a-c]{4}"}}, matches("[a-c]{4}")),
+        ({"structured_outputs": {"json": SCHEMA}}, is_person),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_person),
+        ({"structured_outputs": {"regex": r"\d{3}"}}, matches("[0-9]{3}")),
+        ({"structured_outputs": {"choice": ["red", "green"]}}, matches("red|green")),
+        ({"structured_outputs": {"grammar": 'root ::= "a" [0-9]'}}, matches("a[0-9]")),
+        ({"guided_json": SCHEMA}, is_person),
+        ({"guided_regex": "x{2}y?"}, matches("xxy?")),
+        ({"guided_choice": ["é", "ü!"]}, matches("é|ü!")),
+        ({"guided_grammar": 'start: "q" | "r"'}, matches("q|r")),
+    ],
+    ids=str,
+)
+def test_outputs_have_the_form(server: Running, fields: dict[str, Any], fits: Callable[[str], bool]) -> None:
+    for settings in ({"temperature": 0}, {"seed": 1}):
+        body = {**CHAT, **fields, **settings}
+        choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+        streamed = server.stream("/v1/chat/completions", body)
+        text = server.complete("a person", max_tokens=200, **fields, **settings).json()["choices"][0]["text"]
+
+        assert choice["finish_reason"] == "stop"
+        assert fits(choice["message"]["content"]) and fits(text)
+        joined = "".join(event["choices"][0]["delta"].get("content", "") for event in streamed)
+        assert joined == choice["message"]["content"]
+
+
+def test_any_object_will_do(server: Running) -> None:
+    body = {**CHAT, "response_format": {"type": "json_object"}, "temperature": 0, "max_tokens": 300}
+    choice = server.post("/v1/chat/completions", body).json()["choices"][0]
+
+    assert choice["message"]["content"].startswith("{")
+    assert choice["finish_reason"] == "length" or is_object(choice["message"]["content"])
+
+
+def test_the_clients_own_models_are_parsed(server: Running) -> None:
+    class Answer(BaseModel):
+        colour: bool
+        digits: list[int] | None
+
+    with server.openai() as client:
+        answer = client.chat.completions.parse(
+            model=server.service.models[0], messages=CHAT["messages"], response_format=Answer, seed=2, max_tokens=400
+        )
+
+    assert isinstance(answer.choices[0].message.parsed, Answer)
+
+
+def test_plain_text_is_no_form(server: Running) -> None:
+    plain = server.post("/v1/chat/completions", {**CHAT, "temperature": 0, "max_tokens": 5}).json()
+    typed = {**CHAT, "temperature": 0, "max_tokens": 5, "response_format": {"type": "text"}}
+
+    assert server.post("/v1/chat/completions", typed).json()["choices"] == plain["choices"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "message"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value", "json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value", "field json_schema"),
+        ({"response_format": {"type": "regex"}}, "response_format", "invalid_value", "field regex"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+            "response_format", "invalid_value", "cannot be compiled: Unimplemented keys",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}},
+            "response_format.json_schema.shema", "unknown_parameter", "did you mean 'schema'?",
+        ),
+        ({"guided_regex": "(a"}, "guided_regex", "invalid_value", "unclosed group"),
+        ({"guided_regex": ""}, "guided_regex", "invalid_value", "must not be empty"),
+        ({"guided_regex": "a" * 51}, "guided_regex", "limit_exceeded", "has 51 characters; at most 50"),
+        ({"guided_choice": ["a" * 500]}, "guided_choice", "limit_exceeded", "at most 500"),
+        ({"guided_choice": []}, "guided_choice", "invalid_value", "none of them empty"),
+        ({"guided_json": {"enum": ["x" * 500]}}, "guided_json", "limit_exceeded", "at most 500"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "invalid_value", "just one of json"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs", "invalid_value", "must be text"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs", "invalid_value", "cannot be compiled"),
+        ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "invalid_value", "both say what form"),
+        ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos", "invalid_value", "cannot go with structured"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_bad_forms_are_refused(server: Running, fields: dict[str, Any], param: str, code: str, message: str) -> None:
+    for path, body in (("/v1/chat/completions", CHAT), ("/v1/completions", {"prompt": "a"})):
+        answer = server.post(path, {**body, **fields})
+
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == (param, code)
+        assert message in error["message"]
+
+
+def test_one_form_that_fails_leaves_the_others_alone(server: Running) -> None:
+    def ask(number: int) -> httpx.Response:
+        fields: dict[str, Any] = {"guided_choice": ["abc"], "seed": number, "max_tokens": 30}
+        return server.complete("a", **fields, min_tokens=20 if number == 3 else 0)
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(ask, range(8)))
+
+    assert [answer.status_code for answer in answers] == [200] * 3 + [400] + [200] * 4
+    assert answers[3].json()["error"]["code"] == "structured_output_failed"
+    assert {answer.json()["choices"][0]["text"] for answer in answers if answer.status_code == 200} == {"abc"}
+    server.rest()
+
+
+def test_candidates_of_a_call_share_their_form(server: Running) -> None:
+    answer = server.complete("a", guided_regex="[a-d]{6}", n=6, seed=3, max_tokens=10).json()
+
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert len(set(texts)) > 2
+    assert all(re.fullmatch("[a-d]{6}", text) for text in texts)
+
+
+def test_an_engine_without_forms_says_so() -> None:
+    with serving() as plain:
+        error = plain.complete("a", guided_regex="a").json()["error"]
+
+    assert (error["param"], error["code"]) == ("guided_regex", "invalid_value")
+
+
+class SlowCompiler:
+    """Compiles nothing until it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.texts: list[str] = []
+
+    def __call__(self, form: Structured) -> Structured:
+        self.texts.append(form.text)
+        assert self.go_on.wait(PATIENCE_S)
+        return form
+
+
+def test_a_form_that_takes_too_long_is_refused_and_the_next_have_to_come_again() -> None:
+    compiler = SlowCompiler()
+    with serving(options={"form_timeout": 0.2}) as server:
+        server.service._compiling._compile_form = compiler
+        with ThreadPoolExecutor(3) as pool:
+            answers = list(pool.map(lambda text: server.complete("a", guided_regex=text), "abc"))
+        assert server.complete("a", max_tokens=1).status_code == 200
+        compiler.go_on.set()
+        server.rest()
+
+    assert sorted(answer.status_code for answer in answers) == [400, 400, 503]
+    errors = {answer.status_code: answer.json()["error"] for answer in answers}
+    assert (errors[400]["param"], errors[400]["code"]) == ("guided_regex", "limit_exceeded")
+    assert "more than 0.2 seconds" in errors[400]["message"]
+    assert errors[503]["code"] == "compile_queue"
+    assert len(compiler.texts) == 2
+
+
+def test_a_client_that_leaves_while_its_form_is_compiled_leaves_nothing_behind() -> None:
+    compiler = SlowCompiler()
+    with serving() as server:
+        server.service._compiling._compile_form = compiler
+        connection = server.connect("/v1/completions", {"prompt": "a", "guided_regex": "a"})
+        server.until(lambda: bool(compiler.texts))
+        connection.close()
+        server.until(lambda: not server.service.calls)
+        compiler.go_on.set()
+        server.rest()
+
+
+def test_the_official_client_sends_forms_as_extra_fields(server: Running) -> None:
+    with server.openai() as client:
+        answer = client.completions.create(
+            model=server.service.models[0], prompt="a", extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+        )
+        with pytest.raises(openai.BadRequestError, match="unclosed group"):
+            client.completions.create(
+                model=server.service.models[0], prompt="a", extra_body={"structured_outputs": {"regex": "("}}
+            )
+
+    assert answer.choices[0].text in ("yes", "no")
