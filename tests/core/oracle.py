@@ -1,45 +1,39 @@
 """The scheduler again, one request and one block at a time: slow and plain, to hold the columnar one against.
 
-It follows docs/design/step.md paragraph by paragraph (section numbers are of that text) for one step at a time: every
-plan is updated before the next is made, so nothing is in flight when ``schedule`` runs. It shares nothing with the
-scheduler but the options and the words for reasons.
+It follows docs/design/step.md paragraph by paragraph (section numbers are of that text), and docs/design/memory.md in
+tests/core/oracle_memory.py, for one step at a time: every plan is updated before the next is made, so nothing is in
+flight when ``schedule`` runs. It shares nothing with the scheduler but the options and the words for reasons.
 """
 
 from __future__ import annotations
 
-from math import ceil, floor
+from math import ceil
 
 from headway.core.reasons import ReasonCode
 from headway.core.request import FinishReason
-from tests.core.oracle_state import Entry, OracleState, OracleStep
+from tests.core.oracle_entry import Entry, OracleStep, Start
+from tests.core.oracle_memory import OracleMemory
+
+PASSED_OVER = (ReasonCode.PREFIX_IN_FLIGHT, ReasonCode.LONG_PREFILL_CAP)
 
 
-class Oracle(OracleState):
+class Oracle(OracleMemory):
     """One ``schedule``, one ``update``, and so on."""
 
-    def preempt(self, row: Entry, cause: str) -> None:
-        self.leave_slot(row)
-        row.computed, row.ran, row.protected = 0, True, False
-        self.step.preempted.append((row.name, cause))
-        self.wait(row, ReasonCode.PREEMPTED)
-
-    def wait(self, entry: Entry, reason: ReasonCode) -> None:
-        self.grant.pop(entry.name, None)
-        self.step.reasons[entry.name] = reason.value
-
-    def schedule(self) -> OracleStep:
+    def schedule(self, now: float) -> OracleStep:
         self.step = OracleStep()
-        self.grant: dict[str, int] = {}
+        self.grant = {}
         self.new_blocks: list[tuple[Entry, int, int, int]] = []
         self.admitted: list[Entry] = []
-        waiting = sorted((entry for entry in self.live.values() if entry.slot is None), key=lambda entry: entry.key)
+        waiting = [entry for entry in self.live.values() if entry.slot is None]
         held = self.grant_tokens()
         short = self.fit_blocks()
-        rest = ReasonCode.KV_SHORT if short else ReasonCode.PREFILL_CADENCE if held else ReasonCode.QUEUE_POSITION
+        self.policy.rerank(waiting, now, {q.name: self.num_hit_blocks(q) for q in waiting})
         for entry in waiting:
-            self.wait(entry, rest)
-        if not held and not short:
-            self.admit(waiting)
+            self.wait(entry, ReasonCode.KV_SHORT if short else ReasonCode.QUEUE_POSITION)
+        if not short:
+            self.admit(sorted(waiting, key=lambda entry: entry.queue_key), held)
+        self.free_host_blocks()
         return self.make_plan(held)
 
     def grant_tokens(self) -> bool:
@@ -50,7 +44,10 @@ class Oracle(OracleState):
         self.capped = threshold > 0 and len(self.live) > 1
         self.grant.update({row.name: 1 for row in decodes})
         self.left = self.config.max_num_batched_tokens - len(decodes)
-        self.long_left = max(1, self.left // 2)
+        others = any(q.slot is None for q in self.live.values()) or any(
+            1 < row.want <= threshold for row in self.rows()
+        )
+        self.long_left = max(1, self.left // 2) if others else self.left
         self.long: set[str] = set()
         for row in self.rows():
             if row.want == 1:
@@ -80,7 +77,7 @@ class Oracle(OracleState):
         needs = {row.name: self.need(row) for row in rows}
         total, avail = sum(needs.values()), self.pool.num_free
         short = total > avail
-        for v in reversed(rows):
+        for v in self.victim_order(rows):
             if total <= avail:
                 break
             need, room = needs[v.name], avail - (total - needs[v.name])
@@ -94,7 +91,7 @@ class Oracle(OracleState):
             frees = self.pool.num_freed_by(given_back + v.blocks()) - self.pool.num_freed_by(given_back)
             growing = [row for row in rows if row.key < v.key and needs[row.name] > 0]
             is_protected = v.protected and not (growing and growing[0].key[0] < v.key[0])
-            total -= need
+            total, needs[v.name] = total - need, 0
             if not is_protected and (need > 0 or frees > 0):
                 victims.append(v)
                 avail += frees
@@ -125,37 +122,45 @@ class Oracle(OracleState):
                 table.append(self.pool.take())
                 self.new_blocks.append((row, group, index, table[-1]))
 
-    def admit(self, waiting: list[Entry]) -> None:
+    def admit(self, waiting: list[Entry], held: bool) -> None:
         """Section 4."""
-        passed_over = 0
-        for q in waiting:
-            overtakes = any(q.key > self.live[name].key for name, _ in self.step.preempted)
-            if passed_over == self.config.max_num_seqs or overtakes:
+        passed_over, overtaken = 0, list[Entry]()
+        for place, q in enumerate(waiting):
+            behind = any(q.key > self.live[name].key for name, *_ in self.step.preempted)
+            if passed_over == self.config.max_num_seqs or behind:
+                break
+            if held and not (q.swapped and q.want == 1):
+                for entry in waiting[place:]:
+                    self.wait(entry, ReasonCode.PREFILL_CADENCE)
                 break
             reason = self.reason_not_to_admit(q)
-            if reason is not None:
-                self.wait(q, reason)
-                if reason not in (ReasonCode.PREFIX_IN_FLIGHT, ReasonCode.LONG_PREFILL_CAP):
+            if reason is None:
+                for entry in overtaken if q in self.admitted else ():
+                    entry.overtaken += 1
+                if any(entry.overtaken == self.config.max_overtakes for entry in overtaken):
                     break
-                passed_over += 1
+                continue
+            self.wait(q, reason)
+            if reason is ReasonCode.KV_SHORT and q.overtaken < self.config.max_overtakes:
+                overtaken.append(q)
+            elif reason not in PASSED_OVER:
+                break
+            passed_over += 1
 
     def reason_not_to_admit(self, q: Entry) -> ReasonCode | None:
         """Why ``q`` has to wait, or None if it was admitted (or ended)."""
-        known, hit = len(q.tokens), self.num_hit_blocks(q)
-        if self.is_being_computed(q, hit):
+        start = self.start_of(q)
+        if not q.swapped and self.is_being_computed(q, start.count):
             return ReasonCode.PREFIX_IN_FLIGHT
-        want = known - hit * self.size
+        want = len(q.tokens) - start.computed
         is_long = self.capped and want > self.config.long_prefill_token_threshold
-        gate = ceil(known / self.size)
-        if q.ran:
-            gate = max(gate, min(ceil((known + 1) / self.size), self.cache.num_blocks // self.groups))
-        if self.groups * gate > self.cache.num_blocks:
+        if self.groups * self.gate(q) > self.cache.num_blocks:
             self.finish(q, FinishReason.KV_CAPACITY)
             return None
-        displaced = self.make_room(q, hit, gate)
+        displaced = self.make_room(q, start)
         if displaced is None:
             return ReasonCode.KV_SHORT if self.num_slots_left([]) > 0 else ReasonCode.SLOTS_FULL
-        lower = [r for r in reversed(self.rows()) if r.key[0] > q.key[0] and r.want > 1 and r.name in self.grant]
+        lower = [row for row in reversed(self.rows()) if self.gives_tokens(row, q)]
         giving = {row.name: self.grant[row.name] for row in lower + displaced if row.name in self.grant}
         tokens = self.left + sum(giving.values())
         long_tokens = self.long_left + sum(grant for name, grant in giving.items() if name in self.long)
@@ -166,6 +171,8 @@ class Oracle(OracleState):
             grant = min(grant, self.config.long_prefill_token_threshold, long_tokens)
         if grant == 0:
             return ReasonCode.LONG_PREFILL_CAP if tokens > 0 else ReasonCode.BUDGET_SPENT
+        self.pool.adopt(start.device.values())
+        self.host.adopt(start.host.values() if not q.swapped else ())
         for row in displaced:
             self.spend(row, -self.grant.get(row.name, 0))
             self.preempt(row, "displaced")
@@ -176,14 +183,13 @@ class Oracle(OracleState):
             self.give_up(row, grant - self.left)
         if is_long:
             self.long.add(q.name)
-        self.enter(q, hit, grant, gate)
+        self.enter(q, start, grant)
         return None
 
-    def num_hit_blocks(self, q: Entry) -> int:
-        hit, limit = 0, (len(q.tokens) - 1) // self.size if self.shares(q) else 0
-        while hit < limit and all((g, self.content(q, hit)) in self.pool.index for g in range(self.groups)):
-            hit += 1
-        return hit
+    def gives_tokens(self, row: Entry, q: Entry) -> bool:
+        """Whether the row's chunk yields to ``q``: of a less urgent class, or an equal one if ``q`` is swapped."""
+        yields = row.key[0] > q.key[0] or (q.swapped and row.key[0] == q.key[0])
+        return yields and row.want > 1 and row.name in self.grant and row not in self.admitted
 
     def is_being_computed(self, q: Entry, hit: int) -> bool:
         if not self.shares(q) or hit >= (len(q.tokens) - 1) // self.size:
@@ -195,24 +201,6 @@ class Oracle(OracleState):
             if row.key < q.key and self.shares(row)
         )
 
-    def num_slots_left(self, without: list[Entry]) -> int:
-        return self.config.max_num_seqs - len(self.rows()) - len(self.draining) + len(without)
-
-    def make_room(self, q: Entry, hit: int, gate: int) -> list[Entry] | None:
-        """Rows to displace so that ``q`` has a slot and its blocks (often none); None if it cannot have them."""
-        hits = [self.pool.index[g, self.content(q, index)] for index in range(hit) for g in range(self.groups)]
-        lower = [row for row in reversed(self.rows()) if row.key[0] > q.key[0]]
-        for count in range(len(lower) + 1):
-            given_back = [block for row in lower[:count] for block in row.blocks()]
-            need = self.groups * (gate - hit)
-            need += sum(self.pool.references.get(block, 0) == given_back.count(block) for block in hits)
-            if len(self.rows()) > count:
-                need += floor(self.config.watermark * self.cache.num_blocks)
-            free = self.pool.num_free + self.pool.num_freed_by(given_back)
-            if self.num_slots_left(lower[:count]) > 0 and need <= free:
-                return lower[:count]
-        return None
-
     def give_up(self, row: Entry, missing: int) -> None:
         """Take up to ``missing`` tokens back from a row of this step."""
         given = min(missing, self.grant.get(row.name, 0))
@@ -222,15 +210,22 @@ class Oracle(OracleState):
             if self.grant[row.name] == 0:
                 self.wait(row, ReasonCode.BUDGET_SPENT)
 
-    def enter(self, q: Entry, hit: int, grant: int, gate: int) -> None:
+    def enter(self, q: Entry, start: Start, grant: int) -> None:
         taken = [entry.slot for entry in self.rows() + self.draining]
         q.slot = min(slot for slot in range(self.config.max_num_seqs) if slot not in taken)
-        q.computed, q.published, q.known_at_admission, q.protected = hit * self.size, hit, len(q.tokens), q.ran
-        for index in range(hit):
+        self.observe_start(q, start)
+        q.computed, q.known_at_admission, q.protected = start.computed, len(q.tokens), q.ran
+        q.published = min((index for _, index in start.host), default=start.count)
+        for index in range(self.gate(q) if q.ran else ceil((q.computed + grant) / self.size)):
             for group, table in enumerate(q.tables):
-                table.append(self.pool.index[group, self.content(q, index)])
-                self.pool.adopt(table[-1])
-        self.take_blocks(q, gate if q.ran else ceil((q.computed + grant) / self.size))
+                table.append(start.device.get((group, index)) or self.pool.take())
+                if (group, index) in start.host:
+                    self.step.swap_in.append((start.host[group, index], table[-1]))
+        if q.swapped:
+            self.leave_host(q)
+        else:
+            self.host_releases += [start.host[at] for at in sorted(start.host, key=lambda at: (-at[1], at[0]))]
+        self.policy.started(q)
         self.grant[q.name] = grant
         self.spend(q, grant)
         del self.step.reasons[q.name]
@@ -248,6 +243,7 @@ class Oracle(OracleState):
         step.new_blocks = sorted((row.slot, *rest) for row, *rest in self.new_blocks if row in running)
         if self.served:
             step.released, self.released = sorted(self.released), []
+            step.swap_out, self.copies_out = [(device, host) for host, device in self.copies_out.items()], {}
             prefill, since = any(row.want > 1 for row in self.served), self.steps_since_prefill
             self.steps_since_prefill = 0 if prefill else None if since is None else since + 1
         elif held:
