@@ -71,8 +71,7 @@ class SchedulerConfig(Checked):
     long_prefill_token_threshold: int = option(
         0,
         help="A request that wants more tokens than this is long: it gets at most this many a step while others"
-        " are there, and all long ones together at most half of what decodes leave if others may want the rest."
-        " 0 turns the cap off.",
+        " are there, and all long ones together at most half of what decodes leave. 0 turns the cap off.",
         unit="tokens",
         minimum=0,
     )

@@ -65,8 +65,7 @@ def grant_tokens(state: SchedulerState) -> Grants:
     left = config.max_num_batched_tokens - num_decode
     capped = config.long_prefill_token_threshold > 0 and len(state.live) > 1
     grant = decode.astype(np.int32)
-    long_left = max(1, left // 2) if len(state.waiting) else left
-    grants = Grants(slots, computed, target, grant, None, None, left, long_left, capped, held)
+    grants = Grants(slots, computed, target, grant, None, None, left, max(1, left // 2), capped, held)
     if num_decode < len(slots):
         chunk = want > 1 if eligible is None else (want > 1) & eligible
         if chunk.any():
@@ -102,8 +101,6 @@ def _grant_chunks(state: SchedulerState, grants: Grants, want: Int32) -> None:
     if grants.capped:
         threshold = state.config.long_prefill_token_threshold
         long = wanted > threshold
-        if not long.all():
-            grants.long_left = max(1, grants.left // 2)
         grants.long = np.zeros(len(grants.slots), np.bool_)
         grants.long[rows] = long
         share = _clip_in_order(np.where(long, np.minimum(wanted, threshold), 0), grants.long_left)
