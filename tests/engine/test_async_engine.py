@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -19,9 +18,7 @@ from headway.engine.engine import Prepared
 from headway.engine.messages import StepMessage
 from headway.engine.outputs import RequestUpdate
 from tests.engine.builders import ScriptedExecutor, echo, make_engine, make_scheduler
-
-PATIENCE_S = 20.0
-"""Far more than anything here takes; only a test that hangs would notice."""
+from tests.support.gate import PATIENCE_S, Gate
 
 
 class Ears:
@@ -36,30 +33,6 @@ class Ears:
 
     def end(self, index: int) -> None:
         self.ends[index] += 1
-
-
-class Gate:
-    """Lets the executor through step by step."""
-
-    def __init__(self, *, open_at: int | None = None) -> None:
-        self._allowed = threading.Semaphore(0)
-        self.reached = threading.Event()
-        self.is_open = False
-
-    def __call__(self, plan: StepPlan) -> None:
-        self.reached.set()
-        if not self.is_open:
-            assert self._allowed.acquire(timeout=PATIENCE_S)
-
-    def let_through(self, steps: int = 1) -> None:
-        """Let so many steps pass."""
-        self.reached.clear()
-        self._allowed.release(steps)
-
-    def open(self) -> None:
-        """Stop nothing any more."""
-        self.is_open = True
-        self._allowed.release(1000)
 
 
 @asynccontextmanager
@@ -90,16 +63,22 @@ async def ended(engine: AsyncEngine) -> None:
     await settled(lambda: not engine.num_open and not engine.heartbeat.busy)
 
 
-async def reached(gate: Gate) -> None:
-    assert await asyncio.to_thread(gate.reached.wait, PATIENCE_S)
+async def reached(gate: Gate, num_steps: int = 1) -> None:
+    """Wait until so many steps have come to the gate."""
+    await asyncio.to_thread(gate.wait, num_steps)
 
 
 def test_updates_joined_are_the_output() -> None:
     async def test() -> None:
-        async with running(ScriptedExecutor(echo)) as engine:
-            updates = [update async for update in engine.generate(prepare(engine, "a"))]
+        gate = Gate()
+        async with running(ScriptedExecutor(echo, during=gate)) as engine:
+            updates: list[RequestUpdate] = []
+            gate.allow(1)
+            async for update in engine.generate(prepare(engine, "a")):
+                updates.append(update)
+                gate.open()
 
-            assert len(updates) > 1
+            assert updates[0].text == "a"
             assert "".join(update.text for update in updates) == "abcabcab"
             assert sum((update.token_ids for update in updates), ()) == tuple(b"abcabcab")
             assert [update.output is not None for update in updates] == [False] * (len(updates) - 1) + [True]
@@ -164,9 +143,8 @@ def test_closing_the_generator_frees_slot_and_blocks(place: str) -> None:
             step = asyncio.ensure_future(anext(generator))
             await reached(gate)
             if place == "mid-decode":
-                gate.let_through(3)
+                await asyncio.to_thread(gate.let_through, 5)  # three chunks and two tokens
                 await step
-                await reached(gate)
             step.cancel()
             await asyncio.gather(step, return_exceptions=True)
             await generator.aclose()
@@ -189,9 +167,9 @@ def test_an_abort_counts_from_the_outputs_of_the_step_in_progress_on() -> None:
         gate = Gate()
         async with running(ScriptedExecutor(echo, during=gate)) as engine:
             stream = engine.submit([prepare(engine, "a")])
-            gate.let_through()
+            gate.allow(1)
             assert (await stream.take() or [])[0][1].text == "a"
-            await reached(gate)  # the second step is computed, its output not read
+            await reached(gate, 2)  # the second step is computed, its output not read
 
             engine.abort(["a"])
             gate.open()
@@ -257,7 +235,7 @@ def test_when_the_engine_dies_every_stream_ends_and_nothing_new_is_taken() -> No
             ears = Ears()
             streams = [engine.submit([prepare(engine, name)], listener=ears) for name in "abc"]
             late = prepare(engine, "late")
-            gate.let_through()
+            gate.allow(1)
             await streams[0].take()
             engine.engine.scheduler.schedule = None  # type: ignore[assignment,method-assign]  # a bug of the scheduler
             gate.open()

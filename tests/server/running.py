@@ -16,58 +16,15 @@ import httpx
 import openai
 
 from headway.config.server import ServerOptions
-from headway.core.plan import StepPlan
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.engine import Engine
 from headway.server.run import DrainingServer
 from headway.server.service import Service
 from tests.engine.builders import ByteTokenizer, ScriptedExecutor, echo, make_engine
-
-PATIENCE_S = 20.0
-"""Far more than anything here takes; only a test that hangs would notice."""
+from tests.support.gate import PATIENCE_S
+from tests.support.gate import Gate as Gate  # used by those who import from here
 
 MODEL = "bytes"
-
-
-class Gate:
-    """Holds the engine in the middle of its steps, and lets them pass."""
-
-    def __init__(self, *, is_open: bool = False, allowed: int = 0) -> None:
-        self.is_open = is_open
-        self._condition = threading.Condition()
-        self._allowed = allowed
-        self.num_reached = 0
-
-    def __call__(self, plan: StepPlan) -> None:
-        with self._condition:
-            self.num_reached += 1
-            self._condition.notify_all()
-            assert self._condition.wait_for(lambda: self.is_open or self._allowed > 0, PATIENCE_S)
-            self._allowed -= 1
-
-    def open(self) -> None:
-        """Stop nothing any more."""
-        with self._condition:
-            self.is_open = True
-            self._condition.notify_all()
-
-    def shut(self) -> None:
-        """Hold the next step."""
-        with self._condition:
-            self.is_open, self._allowed = False, 0
-
-    def let_through(self, steps: int = 1) -> None:
-        """Let so many steps pass, and wait until the next one is held."""
-        with self._condition:
-            target = self.num_reached + steps
-            self._allowed = steps
-            self._condition.notify_all()
-            assert self._condition.wait_for(lambda: self.num_reached >= target, PATIENCE_S)
-
-    def wait(self, num_reached: int = 1) -> None:
-        """Wait until so many steps have begun."""
-        with self._condition:
-            assert self._condition.wait_for(lambda: self.num_reached >= num_reached, PATIENCE_S)
 
 
 @dataclass

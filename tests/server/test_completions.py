@@ -301,7 +301,7 @@ def test_urgent_requests_go_first_under_the_priority_policy() -> None:
         for priority in (3, 2, 1):
             headers = f"X-Request-Id: p{priority}\r\n"
             connections.append(server.connect("/v1/completions", {**body, "priority": priority}, headers=headers))
-        server.until(lambda: server.service.admission.num_requests == 4)
+        server.until(lambda: server.service.engine.num_open == 4)
         gate.open()
         for connection in connections:
             assert connection.recv(100).startswith(b"HTTP/1.1 200")
