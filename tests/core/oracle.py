@@ -44,10 +44,7 @@ class Oracle(OracleMemory):
         self.capped = threshold > 0 and len(self.live) > 1
         self.grant.update({row.name: 1 for row in decodes})
         self.left = self.config.max_num_batched_tokens - len(decodes)
-        others = any(q.slot is None for q in self.live.values()) or any(
-            1 < row.want <= threshold for row in self.rows()
-        )
-        self.long_left = max(1, self.left // 2) if others else self.left
+        self.long_left = max(1, self.left // 2)
         self.long: set[str] = set()
         for row in self.rows():
             if row.want == 1:
