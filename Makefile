@@ -14,7 +14,7 @@ CODE := $(wildcard src tests benchmarks docs examples scripts)
 # The tests of the pure parts run first: they are fast and say most.
 PURE_TESTS := $(wildcard tests/config tests/kv tests/core tests/sim)
 
-.PHONY: help setup demo serve test check format-check lint types imports fix bench docs
+.PHONY: help setup demo serve test check format-check lint types imports fix bench browser docs
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,14 @@ fix: $(STAMP) ## Format and mend what can be mended by machine
 bench: $(STAMP) ## Benchmarks, the short form
 	@$(BIN)/python benchmarks/scheduler_overhead.py --quick
 
+browser: ## Chromium for the tests of the page, where apt-get can install it
+	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \
+		command -v $$name > /dev/null && exit 0; done; \
+	{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive \
+		apt-get install -y -qq --no-install-recommends chromium; } > /dev/null 2>&1 || \
+	echo "browser: no Chromium, and apt-get cannot install it; the tests of the page will be skipped" >&2
+
 docs: $(STAMP) ## Regenerate what is generated in docs/
 	@$(BIN)/python docs/draw_states.py
 	@$(BIN)/python docs/list_options.py
+	@$(BIN)/python docs/build_dashboard.py

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from headway.config import CacheConfig, SamplingParams, SchedulerConfig
@@ -31,6 +33,12 @@ def test_every_reason_has_whole_sentences(code: ReasonCode, runs: bool) -> None:
         assert sentence[0].isupper() or sentence[0].isdigit()
         assert sentence.endswith(".")
         assert "  " not in sentence
+
+
+def test_every_reason_is_in_the_documents() -> None:
+    document = (Path(__file__).resolve().parents[2] / "docs" / "operations.md").read_text()
+
+    assert [code.value for code in ReasonCode if f"| `{code.value}` | {TITLES[code]} |" not in document] == []
 
 
 def test_every_state_has_words() -> None:

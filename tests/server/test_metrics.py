@@ -250,12 +250,15 @@ def expressions(dashboard: Any) -> Iterator[str]:
             yield from expressions(value)
 
 
-def test_the_dashboard_reads_nothing_that_is_not_there(tight: Running) -> None:
+def test_dashboard_and_alerts_read_nothing_that_is_not_there(tight: Running) -> None:
     dashboard = json.loads((ROOT / "docs" / "grafana-dashboard.json").read_text())
     complete_all(tight, [[1] * 5], max_tokens=2)
     assert tight.complete([[1] * 60]).status_code == 400
     names = scrape(tight).names
-    used = {name for query in expressions(dashboard) for name in re.findall(r"headway:\w+|process_\w+", query)}
+    alerts = (ROOT / "docs" / "operations.md").read_text()
+    used = {
+        name for query in (*expressions(dashboard), alerts) for name in re.findall(r"headway:\w+|process_\w+", query)
+    }
 
     assert len(used) > 20
     assert sorted(used - names) == []

@@ -66,6 +66,12 @@ class ServerOptions(Checked):
         choices=("auto", "hermes", "llama3_json"),
     )
 
+    status_interval: float = option(
+        10.0,
+        help="Seconds between lines on what the server does, while it does something; 0 is no lines.",
+        unit="seconds",
+        minimum=0.0,
+    )
     access_log: bool = option(False, help="Log a line per call: address, method, path, status.")
 
     def check(self) -> None:

@@ -110,7 +110,8 @@ def _names(seen: Inspection, rank: np.typing.NDArray[np.int32]) -> tuple[str, ..
     return tuple(seen.rows.request_ids[row] for row in order.tolist())
 
 
-def _count(number: int, what: str) -> str:
+def counted(number: int, what: str) -> str:
+    """A number with what it counts: "1 step", "2 steps"."""
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
@@ -119,14 +120,14 @@ def _queue_position(case: _Case) -> tuple[str, str]:
     if not ahead:
         return "It is first in the queue, but no step has looked at it yet.", "The next step looks at it."
     return (
-        f"{_count(ahead, 'request')} {'is' if ahead == 1 else 'are'} before it in the queue.",
+        f"{counted(ahead, 'request')} {'is' if ahead == 1 else 'are'} before it in the queue.",
         "Those before it start, or are passed over.",
     )
 
 
 def _slots_full(case: _Case) -> tuple[str, str]:
     return (
-        f"All {_count(case.config.max_num_seqs, 'slot')} (max_num_seqs) are taken.",
+        f"All {counted(case.config.max_num_seqs, 'slot')} (max_num_seqs) are taken.",
         "A running request ends, or is preempted.",
     )
 
@@ -143,11 +144,11 @@ def _kv_short(case: _Case) -> tuple[str, str]:
             "KV blocks were short for the running requests in the last step, so nobody was let in.",
             "The running requests find their blocks, and there are enough left for it.",
         )
-    text = f"To start it needs {_count(reason.need, 'free KV block')}, and there {_are(reason.free)}."
+    text = f"To start it needs {counted(reason.need, 'free KV block')}, and there {_are(reason.free)}."
     if reason.by:
         text += f" Most of what is kept back is for request {reason.by}."
     missing = max(reason.need - reason.free, 1)
-    return text, f"{_count(missing, 'more block')} become free: running requests end, or are preempted."
+    return text, f"{counted(missing, 'more block')} become free: running requests end, or are preempted."
 
 
 def _are(free: int) -> str:
@@ -155,14 +156,14 @@ def _are(free: int) -> str:
 
 
 def _budget_spent(case: _Case) -> tuple[str, str]:
-    budget = f"The step's budget of {_count(case.config.max_num_batched_tokens, 'token')}"
+    budget = f"The step's budget of {counted(case.config.max_num_batched_tokens, 'token')}"
     if case.config.enable_chunked_prefill:
         return f"{budget} went to requests before it.", "The next step has a new budget."
     return f"{budget} had no room for its whole prompt.", "A step has room for all of it; prompts are not cut."
 
 
 def _long_prefill_cap(case: _Case) -> tuple[str, str]:
-    threshold = _count(case.config.long_prefill_token_threshold, "token")
+    threshold = counted(case.config.long_prefill_token_threshold, "token")
     return (
         f"Its prompt is long (over {threshold}), and long prompts before it took the share that all of them have.",
         "Those before it get on, or its rest is no longer long.",
@@ -180,7 +181,7 @@ def _prefill_cadence(case: _Case) -> tuple[str, str]:
     interval = case.config.prefill_schedule_interval
     return (
         f"While others decode, only one step in {interval:,} carries prompts (prefill_schedule_interval).",
-        f"The interval passes: {_count(interval - 1, 'step')} at most.",
+        f"The interval passes: {counted(interval - 1, 'step')} at most.",
     )
 
 

@@ -20,6 +20,7 @@ from headway.engine.async_engine import AsyncEngine
 from headway.engine.engine import Engine
 from headway.server.app import create_app
 from headway.server.service import LAST_WORDS_S, Service
+from headway.server.status_log import report_status
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +66,9 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
         self._loop = asyncio.get_running_loop()
         self._tasks.append(self._loop.create_task(self._end_with_engine()))
+        interval_s = self._service.options.status_interval
+        if interval_s:
+            self._tasks.append(self._loop.create_task(report_status(self._service, interval_s, self._say)))
         host = self._service.options.host
         self._say(f"listening on http://{f'[{host}]' if ':' in host else host}:{self.port}")
 

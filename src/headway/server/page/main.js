@@ -56,7 +56,7 @@ async function look() {
 function show(state) {
   last = state;
   text(byId("model"), state.model);
-  document.title = `${state.requests.running} running, ${state.requests.waiting} waiting – Headway`;
+  document.title = `${state.requests.running} running, ${state.requests.waiting} waiting | Headway`;
   const [name, kind] = STATES[state.health.status] ?? [state.health.status, "warn"];
   const idle = state.health.status === "ok" && !state.health.busy;
   pill(idle ? "idle" : name, kind);

@@ -162,4 +162,4 @@ function preemptions(entry) {
 }
 
 const upper = (sentence) => sentence[0].toUpperCase() + sentence.slice(1);
-const lower = (sentence) => (/^[A-Z][a-z]/.test(sentence) ? sentence[0].toLowerCase() + sentence.slice(1) : sentence);
+const lower = (sentence) => sentence[0].toLowerCase() + sentence.slice(1);
