@@ -149,6 +149,24 @@ def test_who_runs_and_why_the_others_wait(look: Callable[..., Page], server: Run
     server.rest()
 
 
+def test_long_tables_are_cut_until_all_is_asked_for(look: Callable[..., Page], server: Running) -> None:
+    with running_calls(server, *(f"call-{number}" for number in range(22))):
+        page = look()
+        expect(page.locator("#queue tr")).to_have_count(12)
+        page.get_by_label("Message").fill("Me too")
+        page.keyboard.press("Enter")
+        expect(page.locator("#queue tr.own")).to_have_count(1)
+        expect(page.locator("#queue tr")).to_have_count(13)
+        more = page.get_by_role("button", name="Show all 21")
+        more.focus()
+        page.keyboard.press("Enter")
+        expect(page.locator("#queue tr")).to_have_count(21)
+        page.get_by_role("button", name="Show the first 12").click()
+        expect(page.locator("#queue tr")).to_have_count(13)
+        page.get_by_role("button", name="Stop").click()
+        expect(page.locator("#queue tr")).to_have_count(12)
+
+
 def test_the_charts_tell_what_they_show_to_a_keyboard(look: Callable[..., Page], server: Running) -> None:
     with running_calls(server, "first", "second"):
         page = look()
@@ -185,7 +203,7 @@ def test_a_chat_streams_and_can_be_stopped_by_keyboard(look: Callable[..., Page]
     expect(page.locator("#chat-log")).to_have_attribute("aria-busy", "true")
     own = page.locator("#rows tr.own")
     expect(own).to_have_count(1)
-    expect(own).to_contain_text("chatcmpl-")
+    expect(own).to_contain_text("page-")
     expect(page.get_by_role("button", name="Send")).to_be_hidden()
     stop = page.get_by_role("button", name="Stop")
     stop.focus()

@@ -23,9 +23,10 @@ export function storeKey(key) {
   else sessionStorage.removeItem(STORED);
 }
 
-/** Fetch something; answers that are errors are thrown. */
-export async function call(path, { body, signal, method = body ? "POST" : "GET" } = {}) {
+/** Fetch something; answers that are errors are thrown. `name` is what the call is to be called by the server. */
+export async function call(path, { body, signal, name, method = body ? "POST" : "GET" } = {}) {
   const headers = {};
+  if (name) headers["X-Request-Id"] = name;
   if (storedKey()) headers.Authorization = `Bearer ${storedKey()}`;
   if (body) headers["Content-Type"] = "application/json";
   const response = await fetch(path, {

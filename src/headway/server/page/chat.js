@@ -53,8 +53,9 @@ export class Chat {
     this.#busy(true);
     const timing = { start: performance.now(), first: null, tokens: null, end: "" };
     try {
-      const response = await call("/v1/chat/completions", { body: this.#body(), signal: stopper.signal });
-      this.onRequest(response.headers.get("x-request-id"));
+      const name = `page-${randomName()}`;
+      this.onRequest(name);
+      const response = await call("/v1/chat/completions", { body: this.#body(), signal: stopper.signal, name });
       for await (const event of events(response)) this.#take(event, answer, timing);
       return true;
     } catch (error) {
@@ -130,4 +131,9 @@ export class Chat {
     if (!busy && stopHadFocus) this.input.focus();
     if (busy) text(byId("chat-stats"), "waiting for the first text …");
   }
+}
+
+/** Sixteen random hexadecimal digits. */
+function randomName() {
+  return [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
 }

@@ -79,10 +79,11 @@ export function reconcile(parent, items, keyOf, create, update) {
   for (const gone of before.values()) gone.remove();
 }
 
-/** The colour of a slot: neighbours in the order of slots are far apart in hue. */
+/** The colour of a slot: neighbours in the order of slots are far apart in hue, and of one hue not equally light. */
 export function slotColour(slot, palette, dimmed = false) {
   const hue = (250 + slot * 137.508) % 360;
-  return `oklch(${palette.ownerLight} ${palette.ownerChroma} ${hue.toFixed(1)} / ${dimmed ? 0.18 : 1})`;
+  const light = Number(palette.ownerLight) + ((Math.floor(slot / 5) % 3) - 1) * 0.07;
+  return `oklch(${light.toFixed(2)} ${palette.ownerChroma} ${hue.toFixed(1)} / ${dimmed ? 0.18 : 1})`;
 }
 
 /** The colours of the style sheet, as they are now. */

@@ -2,25 +2,28 @@
 
 import { age, byId, count, duration, make, palette, percent, plural, reconcile, slotColour, text } from "./format.js";
 
-const SHOWN = 10; // waiting requests, unless all are asked for
+const SHOWN = 12; // requests of a table, unless all are asked for
 
 export class Requests {
   /** `onSelect(slot)` is called when the blocks of a request are to stand out. */
   constructor(onSelect) {
     this.onSelect = onSelect;
     this.own = new Set(); // calls of this page's chat
-    this.all = false;
-    byId("queue-more").addEventListener("click", (event) => {
-      this.all = !this.all;
-      event.target.setAttribute("aria-pressed", String(this.all));
-      this.show(...this.shown);
-    });
+    this.showsAll = { rows: false, queue: false };
+    for (const table of Object.keys(this.showsAll)) {
+      byId(`${table}-more`).addEventListener("click", (event) => {
+        this.showsAll[table] = !this.showsAll[table];
+        event.target.setAttribute("aria-pressed", String(this.showsAll[table]));
+        this.show(...this.shown);
+      });
+    }
   }
 
   show(state, selected) {
     this.shown = [state, selected];
-    const { rows, running, waiting } = state.requests;
-    const queue = state.requests.queue.filter((entry) => this.all || entry.place < SHOWN || this.#isOwn(entry.request_id));
+    const { running, waiting } = state.requests;
+    const rows = this.#cut("rows", state.requests.rows, running);
+    const queue = this.#cut("queue", state.requests.queue, waiting);
     const colours = palette();
     reconcile(byId("rows"), rows, (row) => row.request_id, () => this.#makeRow(), (element, row) =>
       this.#fillRow(element, row, colours, selected),
@@ -30,9 +33,6 @@ export class Requests {
     );
     byId("rows-empty").hidden = running > 0;
     byId("queue-empty").hidden = waiting > 0;
-    text(byId("rows-more"), running > rows.length ? `${count(rows.length)} of ${count(running)}` : "");
-    byId("queue-more").hidden = waiting <= SHOWN;
-    text(byId("queue-more"), this.all ? "Show the first only" : `Show all ${count(waiting)}`);
     reconcile(
       byId("reasons"),
       state.requests.waiting_by_reason,
@@ -40,6 +40,16 @@ export class Requests {
       () => make("li"),
       (element, reason) => text(element, `${count(reason.count)} ${reason.title}`),
     );
+  }
+
+  /** The first requests of a table and those of this page, or all that the server told of. */
+  #cut(table, entries, number) {
+    const all = this.showsAll[table];
+    const button = byId(`${table}-more`);
+    button.hidden = number <= SHOWN;
+    const most = entries.length < number ? `the first ${count(entries.length)} of ${count(number)}` : `all ${count(number)}`;
+    text(button, all ? `Show the first ${SHOWN}` : `Show ${most}`);
+    return all ? entries : entries.filter((entry, place) => place < SHOWN || this.own.has(entry.request_id));
   }
 
   #makeRow() {
@@ -73,7 +83,7 @@ export class Requests {
     swatch.setAttribute("aria-pressed", String(selected === row.slot));
     swatch.setAttribute("aria-label", `Show the blocks of ${row.request_id}`);
     fillName(name.querySelector("span"), row.request_id);
-    element.classList.toggle("own", this.#isOwn(row.request_id));
+    element.classList.toggle("own", this.own.has(row.request_id));
     fillProgress(progress, row);
     text(progress.querySelector(".why"), notes(row));
     text(prompt, count(row.num_prompt_tokens));
@@ -87,7 +97,7 @@ export class Requests {
     const { reason } = entry;
     text(place, count(entry.place + 1));
     fillName(name.querySelector("span"), entry.request_id);
-    element.classList.toggle("own", this.#isOwn(entry.request_id));
+    element.classList.toggle("own", this.own.has(entry.request_id));
     text(name.querySelector(".why"), waitingNotes(entry));
     const [title, sentences] = why.firstElementChild.children;
     if (element.dataset.code !== reason.code) {
@@ -100,10 +110,6 @@ export class Requests {
     text(sentences, `${reason.text} Until: ${lower(reason.release)}${by}`);
     text(prompt, count(entry.num_prompt_tokens));
     text(since, age(entry.age_s));
-  }
-
-  #isOwn(requestId) {
-    return this.own.has(requestId);
   }
 }
 
