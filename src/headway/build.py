@@ -60,10 +60,19 @@ class LLM(OfflineLLM):
         super().__init__(build_engine(EngineOptions(model=model, **options)))
 
 
-@dataclass(frozen=True)
-class _Loaded:
-    """A model in memory, and what belongs to it."""
+MODEL_OPTIONS = ("model", "device", "kernels", "weight_dtype", "max_model_len")
+"""Options that a loaded model depends on."""
 
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, and what belongs to it. Several engines may share one: nothing of it changes.
+
+    Attributes:
+        options: what it was loaded for.
+    """
+
+    options: EngineOptions
     name: str
     model: DecoderModel
     tokenizer: Tokenizer
@@ -87,6 +96,7 @@ def build_engine(
     clock: Clock = time.perf_counter,
     say: Callable[[str], None] = logger.info,
     progress: ProgressCallback | None = None,
+    loaded: LoadedModel | None = None,
 ) -> Engine:
     """Load the model and put the engine around it.
 
@@ -95,12 +105,18 @@ def build_engine(
         clock: for metrics, and for times in the trace.
         say: called with one sentence for every limit that holds from now on; they are also in ``Engine.limits``.
         progress: called while the model is fetched.
+        loaded: the model, if it is in memory already.
 
     Raises:
-        ConfigError: an option that cannot be used with this model or on this machine.
+        ConfigError: an option that cannot be used with this model or on this machine, or is not that of ``loaded``.
         LoadingError: the model cannot be had.
     """
-    loaded = _load(options, progress)
+    if loaded is None:
+        loaded = load_model(options, progress)
+    for name in MODEL_OPTIONS:
+        if getattr(options, name) != getattr(loaded.options, name):
+            limit = f"must be {getattr(loaded.options, name)!r}, as when the model was loaded"
+            raise ConfigError(name, getattr(options, name), limit)
     sizes = _size(options, loaded.model)
     config = loaded.model.config
     grammars = GuidanceGrammars(loaded.tokenizer, config.vocab_size, config.eos_token_ids)
@@ -124,12 +140,22 @@ def build_engine(
         config.vocab_size,
         eos_token_ids=config.eos_token_ids,
         limits=limits,
+        kv_block_bytes=executor.kv_bytes // (sizes.cache.num_blocks + 1),
         on_close=trace.close if trace is not None else None,
         compile_form=grammars.compile,
     )
 
 
-def _load(options: EngineOptions, progress: ProgressCallback | None) -> _Loaded:
+def load_model(options: EngineOptions, progress: ProgressCallback | None = None) -> LoadedModel:
+    """Load the model that the options name.
+
+    Args:
+        options: those in ``MODEL_OPTIONS`` and ``cache_dir`` count.
+        progress: called while the model is fetched.
+
+    Raises:
+        ConfigError, LoadingError: as :func:`build_engine`.
+    """
     device = torch.device(_device(options.device))
     ops = select_ops(device, options.kernels)
     weight_dtype = _weight_dtype(options.weight_dtype, device)
@@ -148,7 +174,7 @@ def _load(options: EngineOptions, progress: ProgressCallback | None) -> _Loaded:
         device=device,
         max_positions=_longest(options.max_model_len, config),
     )
-    return _Loaded(source.name, model, tokenizer, ops, weight_dtype)
+    return LoadedModel(options, source.name, model, tokenizer, ops, weight_dtype)
 
 
 def _device(choice: str) -> str:
@@ -243,7 +269,7 @@ def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel, gramma
         raise ConfigError("swap_space_gib", options.swap_space_gib, error.limit) from error
 
 
-def _describe(loaded: _Loaded, sizes: _Sizes, executor: ModelExecutor, scheduler: Scheduler) -> tuple[str, ...]:
+def _describe(loaded: LoadedModel, sizes: _Sizes, executor: ModelExecutor, scheduler: Scheduler) -> tuple[str, ...]:
     """The limits that hold from now on."""
     config, cache, model = sizes.scheduler, sizes.cache, loaded.model
     largest = min(config.max_model_len - 1, scheduler.largest_prompt)
@@ -270,7 +296,7 @@ def _describe_swapping(config: SchedulerConfig, cache: CacheConfig, executor: Mo
     )
 
 
-def _open_trace(options: EngineOptions, sizes: _Sizes, loaded: _Loaded) -> TraceWriter | None:
+def _open_trace(options: EngineOptions, sizes: _Sizes, loaded: LoadedModel) -> TraceWriter | None:
     if options.trace is None:
         return None
     run = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 import headway
-from headway.build import LLM, build_engine
+from headway.build import LLM, build_engine, load_model
 from headway.config import ConfigError, EngineOptions, SamplingParams
-from headway.engine.llm import PromptRefused
+from headway.engine.llm import OfflineLLM, PromptRefused
 from headway.engine.trace import TraceReader
 from headway.models.loading import ModelNotFound
 from tests.engine.tiny_model import BOS, write_tiny_model
@@ -176,6 +177,20 @@ def test_swap_space_is_said_at_start(folder: Path) -> None:
     ) in engine.limits
     config, cache = engine.scheduler.config, engine.scheduler.cache
     assert (config.preemption_mode, config.victim, cache.num_host_blocks) == ("auto", "cheapest", 131)
+
+
+def test_engines_may_share_a_model_in_memory(folder: Path, llm: LLM) -> None:
+    options = EngineOptions(model=str(folder), **SMALL)
+    loaded = load_model(options)
+    small = dataclasses.replace(options, num_blocks=7, block_size=8)
+
+    engines = [OfflineLLM(build_engine(each, loaded=loaded)) for each in (options, small)]
+
+    expected = token_ids(llm, PROMPTS, GREEDY)
+    assert [token_ids(each, PROMPTS, GREEDY) for each in engines] == [expected, expected]  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="must be 'auto', as when the model was loaded") as caught:
+        build_engine(dataclasses.replace(options, kernels="torch"), loaded=loaded)
+    assert caught.value.field == "kernels"
 
 
 def test_the_model_length_is_what_the_blocks_hold_if_that_is_less(folder: Path) -> None:

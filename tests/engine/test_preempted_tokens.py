@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import pytest
 
-from headway.build import build_engine
+from headway.build import LoadedModel, build_engine, load_model
 from headway.config import EngineOptions, SamplingParams
 from headway.engine.engine import Engine
 from headway.models.tiny import make_tiny
@@ -59,90 +58,94 @@ def run(engine: Engine, arrivals: dict[str, int]) -> Outcome:
     return Outcome(tokens, kinds)
 
 
-def make_engine(model: str, *, caching: bool, block_bytes: int = 0, num_host_blocks: int = 0, **options: Any) -> Engine:
-    """An engine under the priority policy; host memory by blocks."""
-    return build_engine(
-        EngineOptions(
-            model=model,
-            weight_dtype="float32",
-            block_size=8,
-            scheduling_policy="priority",
-            enable_prefix_caching=caching,
-            swap_space_gib=(num_host_blocks + 0.5) * block_bytes / 2**30 if num_host_blocks else 0.0,
-            **options,
-        )
-    )
+@dataclass
+class Model:
+    """A model in memory, with its tokens when there is room for everybody.
 
-
-def undisturbed(model: str) -> dict[str, tuple[int, ...]]:
-    """The tokens when there is room for everybody."""
-    outcome = run(make_engine(model, caching=True, num_blocks=600), dict.fromkeys(("u0", "u1", "u2"), 0))
-    assert sum(outcome.kinds.values()) == 0
-    assert len(outcome.tokens) == len(PROMPTS) + len(URGENT)
-    return outcome.tokens
-
-
-def disturbed(model: str, mode: str, victim: str, caching: bool, seed: int, block_bytes: int, largest: int) -> Outcome:
-    """The same in a pool that is too small, by an amount and at moments that the seed decides.
-
-    Args:
-        block_bytes: of one KV block of the model.
+    Attributes:
+        block_bytes: of one KV block.
         largest: blocks of the longest request at its end.
     """
-    random = Random(seed)
-    engine = make_engine(
-        model,
-        caching=caching,
-        block_bytes=block_bytes,
-        num_host_blocks=0 if mode == "recompute" else random.choice((largest // 2, 3 * largest, 100)),
-        num_blocks=largest + random.randrange(2 * largest),
-        max_num_seqs=random.choice((3, 6)),
-        max_num_batched_tokens=random.choice((6, 24, 256)),
-        preemption_mode=mode,
-        victim=victim,
-    )
-    return run(engine, {name: random.randrange(1, 40) for name in ("u0", "u1", "u2")})
+
+    loaded: LoadedModel
+    largest: int
+    block_bytes: int = 0
+    expected: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def load(name: str, largest: int) -> Model:
+        """Load it and run it undisturbed."""
+        model = Model(load_model(EngineOptions(model=name, weight_dtype="float32")), largest)
+        engine = model.engine(num_blocks=600)
+        outcome = run(engine, dict.fromkeys(("u0", "u1", "u2"), 0))
+        assert sum(outcome.kinds.values()) == 0
+        assert len(outcome.tokens) == len(PROMPTS) + len(URGENT)
+        model.block_bytes, model.expected = engine.kv_block_bytes, outcome.tokens
+        return model
+
+    def engine(self, *, num_host_blocks: int = 0, **options: Any) -> Engine:
+        """An engine under the priority policy; host memory by blocks."""
+        return build_engine(
+            EngineOptions(
+                model=self.loaded.options.model,
+                weight_dtype="float32",
+                block_size=8,
+                scheduling_policy="priority",
+                swap_space_gib=(num_host_blocks + 0.5) * self.block_bytes / 2**30 if num_host_blocks else 0.0,
+                **options,
+            ),
+            loaded=self.loaded,
+        )
+
+    def disturbed(self, mode: str, victim: str, caching: bool, seed: int) -> Outcome:
+        """The same in a pool that is too small, by an amount and at moments that the seed decides."""
+        random = Random(seed)
+        engine = self.engine(
+            enable_prefix_caching=caching,
+            num_host_blocks=0 if mode == "recompute" else random.choice((self.largest // 2, 3 * self.largest, 100)),
+            num_blocks=self.largest + random.randrange(2 * self.largest),
+            max_num_seqs=random.choice((3, 6)),
+            max_num_batched_tokens=random.choice((6, 24, 256)),
+            preemption_mode=mode,
+            victim=victim,
+        )
+        return run(engine, {name: random.randrange(1, 40) for name in ("u0", "u1", "u2")})
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, tuple[int, ...]]]:
-    """A tiny model, and its tokens."""
-    model: Path = make_tiny(tmp_path_factory.mktemp("models") / "tiny")
-    return str(model), undisturbed(str(model))
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    """A tiny model."""
+    return Model.load(str(make_tiny(tmp_path_factory.mktemp("models") / "tiny")), largest=16)
 
 
 @pytest.mark.parametrize("caching", CACHING, ids=["cached", "uncached"])
 @pytest.mark.parametrize("victim", VICTIMS)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_tiny_model_says_the_same(
-    tiny: tuple[str, dict[str, tuple[int, ...]]], mode: str, victim: str, caching: bool
-) -> None:
-    model, expected = tiny
+def test_a_tiny_model_says_the_same(tiny: Model, mode: str, victim: str, caching: bool) -> None:
     kinds = dict.fromkeys(("recompute", "swap"), 0)
-    for seed in range(4):
-        outcome = disturbed(model, mode, victim, caching, seed, block_bytes=8192, largest=16)
-        assert outcome.tokens == expected, f"seed {seed}"
+    for seed in range(8):
+        outcome = tiny.disturbed(mode, victim, caching, seed)
+        assert outcome.tokens == tiny.expected, f"seed {seed}"
         kinds = {kind: count + outcome.kinds[kind] for kind, count in kinds.items()}
-    assert sum(kinds.values()) > 4
+    assert sum(kinds.values()) > 8
     assert (kinds["swap"] > 0) == (mode != "recompute")
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> dict[str, tuple[int, ...]]:
-    """The tokens of the real model."""
-    return undisturbed("smollm2-135m")
+def smollm2() -> Model:
+    """The real model."""
+    return Model.load("smollm2-135m", largest=7)
+
+
+HALF = [each for place, each in enumerate(itertools.product(MODES, VICTIMS, CACHING)) if place % 4 in (0, 3)]
+"""Every mode, with each victim and with and without cache, but not all of them with each other: it takes its time."""
 
 
 @pytest.mark.real_model
-@pytest.mark.parametrize(
-    ("mode", "victim", "caching"),
-    [each for place, each in enumerate(itertools.product(MODES, VICTIMS, CACHING)) if place % 4 in (0, 3)],
-)
-def test_the_real_model_says_the_same(
-    smollm2: dict[str, tuple[int, ...]], mode: str, victim: str, caching: bool
-) -> None:
-    outcome = disturbed("smollm2-135m", mode, victim, caching, len(mode), block_bytes=368640, largest=7)
+@pytest.mark.parametrize(("mode", "victim", "caching"), HALF)
+def test_the_real_model_says_the_same(smollm2: Model, mode: str, victim: str, caching: bool) -> None:
+    outcome = smollm2.disturbed(mode, victim, caching, seed=len(mode))
 
-    assert outcome.tokens == smollm2
+    assert outcome.tokens == smollm2.expected
     assert sum(outcome.kinds.values()) > 0
     assert (outcome.kinds["swap"] > 0) == (mode != "recompute")

@@ -89,6 +89,7 @@ def test_pressure_shows(mode: str, depth: int) -> None:
     assert sum(wide.preemptions.values()) == 0
     assert wide.num_output_tokens.tolist() == report.num_output_tokens.tolist()
     assert wide.makespan_s <= report.makespan_s
+    assert report.peak_blocks == 40 < wide.peak_blocks
 
 
 def test_two_simulations_are_the_same() -> None:

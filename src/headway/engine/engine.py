@@ -55,6 +55,7 @@ class Engine:
         vocab_size: token ids of prompts are below this.
         eos_token_ids: ids that end an output.
         limits: what was decided at start, one sentence each.
+        kv_block_bytes: of one KV block over all layers; 0 if there are none.
         on_close: called once at the end.
         compile_form: compiles forms of outputs, so that no step has to; may be called from any thread. Raises
             :class:`ConfigError` for one that cannot be used. ``None`` if the executor keeps to none.
@@ -65,6 +66,7 @@ class Engine:
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     limits: tuple[str, ...] = ()
+    kv_block_bytes: int = 0
     on_close: Callable[[], None] | None = None
     compile_form: Callable[[Structured], Structured] | None = None
     _idle_steps: int = field(default=0, init=False)

@@ -46,6 +46,7 @@ class SimReport:
         cached_tokens: prompt tokens found in the prefix cache at first admission.
         recomputed_tokens, restored_tokens: computed a second time, and copied back from the host.
         swapped_out_blocks, swapped_in_blocks: blocks copied.
+        peak_blocks: the most KV blocks that requests held at a time.
     """
 
     arrival_s: Float64
@@ -65,6 +66,7 @@ class SimReport:
     restored_tokens: int = 0
     swapped_out_blocks: int = 0
     swapped_in_blocks: int = 0
+    peak_blocks: int = 0
 
     @staticmethod
     def empty(count: int) -> SimReport:
@@ -189,6 +191,8 @@ class _Simulation:
             report.computed_tokens += plan.num_tokens
             report.swapped_out_blocks += len(plan.swap_out)
             report.swapped_in_blocks += len(plan.swap_in)
+            pool = self._scheduler.kv.pool
+            report.peak_blocks = max(report.peak_blocks, pool.num_blocks - pool.num_free)
 
     def _land(self) -> None:
         plan, result = self._plans.popleft(), self._executor.collect()
