@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import socket
@@ -87,6 +88,8 @@ def test_clients_that_go_away_at_any_moment_leave_nothing_behind() -> None:
     dice = random.Random(7)
     with serving(engine=fake_engine()) as server:
         expected = server.complete("the next one", max_tokens=20, ignore_eos=True).json()["choices"]
+        server.rest()
+        num_tasks = server.on_loop(lambda: len(asyncio.all_tasks()))
 
         def come_and_go(seed: int) -> None:
             own = random.Random(seed)
@@ -113,6 +116,7 @@ def test_clients_that_go_away_at_any_moment_leave_nothing_behind() -> None:
                 thread.join(PATIENCE_S)
         server.rest()
 
+        server.until(lambda: server.on_loop(lambda: len(asyncio.all_tasks())) == num_tasks)
         finished = server.engine.metrics.counters.requests_finished
         assert finished["abort"] > NUM_DISCONNECTS // 10  # else they came too late to say anything
         assert server.complete("the next one", max_tokens=20, ignore_eos=True).json()["choices"] == expected

@@ -288,6 +288,23 @@ def test_a_model_with_a_beginning_of_text_token_takes_an_empty_prompt() -> None:
         server.rest()
 
 
+def test_what_the_kv_memory_cannot_hold_ends_with_a_stated_reason() -> None:
+    with serving(num_blocks=10, max_num_batched_tokens=64) as server:
+        refused = server.complete("x" * 60)
+        assert refused.status_code == 400
+        assert "the KV memory holds prompts of at most 39 tokens" in refused.json()["error"]["message"]
+
+        beside = server.connect("/v1/completions", {"prompt": "b", "max_tokens": 2})
+        [choice] = server.complete("a" * 36, max_tokens=20).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("length", "kv_capacity")
+        assert 0 < len(choice["text"]) <= 5
+        events = server.stream("/v1/completions", {"prompt": "a" * 36, "max_tokens": 20})
+        assert events[-1]["choices"][0]["stop_reason"] == "kv_capacity"
+        assert b'"text":"bb"' in beside.recv(4096)
+        beside.close()
+        server.rest()
+
+
 def test_urgent_requests_go_first_under_the_priority_policy() -> None:
     order: list[str] = []
     gate = Gate()
