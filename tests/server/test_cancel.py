@@ -116,7 +116,7 @@ def test_clients_that_go_away_at_any_moment_leave_nothing_behind() -> None:
                 thread.join(PATIENCE_S)
         server.rest()
 
-        server.until(lambda: server.on_loop(lambda: len(asyncio.all_tasks())) == num_tasks)
+        server.until(lambda: server.on_loop(lambda: len(asyncio.all_tasks())) <= num_tasks)
         finished = server.engine.metrics.counters.requests_finished
         assert finished["abort"] > NUM_DISCONNECTS // 10  # else they came too late to say anything
         assert server.complete("the next one", max_tokens=20, ignore_eos=True).json()["choices"] == expected
