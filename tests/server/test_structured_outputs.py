@@ -70,7 +70,7 @@ def server(engine: Engine) -> Iterator[Running]:
         ({"guided_choice": ["é", "ü!"]}, matches("é|ü!")),
         ({"guided_grammar": 'start: "q" | "r"'}, matches("q|r")),
     ],
-    ids=str,
+    ids=lambda value: "" if callable(value) else str(value),  # a function's text has its address in it
 )
 def test_outputs_have_the_form(server: Running, fields: dict[str, Any], fits: Callable[[str], bool]) -> None:
     for settings in ({"temperature": 0}, {"seed": 1}):
