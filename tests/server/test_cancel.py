@@ -306,6 +306,24 @@ def test_ids_have_a_form(name: str, server: Running) -> None:
     assert answer.headers["x-request-id"]
 
 
+def test_a_client_that_leaves_before_its_body_is_here_is_no_error(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    for _ in range(5):
+        connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n"
+        )
+        connection.sendall(head + b'{"prompt": ')
+        server.until(lambda: bool(server.server.server_state.tasks))
+        hang_up(connection)
+        server.until(lambda: not server.server.server_state.tasks)
+
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+    assert server.complete("a").status_code == 200
+
+
 def test_a_slow_reader_holds_up_nobody_and_loses_nothing(server: Running) -> None:
     slow = server.connect("/v1/completions", {"prompt": "ab", "max_tokens": 100, "stream": True})
     server.until(lambda: not server.service.engine.num_open)

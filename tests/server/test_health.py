@@ -86,5 +86,6 @@ def test_health_needs_no_key_and_everything_else_does() -> None:
     with serving(options={"api_key": ("secret",)}) as server:
         for path in ("/health", "/health/live", "/health/ready"):
             assert server.http.get(path).status_code == 200
+            assert server.http.head(path).status_code == 200
         assert server.http.get("/health-of-another-kind").status_code == 401
         assert server.http.get("/version").status_code == 401

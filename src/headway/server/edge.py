@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headway.server.errors import FAILED, INVALID, UNAUTHENTICATED, ApiError
@@ -97,6 +98,8 @@ class Edge:
             await self._app(scope, receive, answer.send)
         except ApiError as error:
             await error.response()(scope, receive, answer.send)
+        except ClientDisconnect:
+            logger.debug("%s %s: the client left before its body was here", scope["method"], scope["path"])
         except Exception as error:
             if answer.begun:
                 raise

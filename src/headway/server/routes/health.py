@@ -13,6 +13,8 @@ router = APIRouter(tags=["health"])
 
 @router.get("/health")
 @router.get("/health/ready")
+@router.head("/health", include_in_schema=False)
+@router.head("/health/ready", include_in_schema=False)
 async def ready(request: Request) -> Response:
     """Whether new work should be sent here."""
     health = service_of(request).health()
@@ -20,6 +22,7 @@ async def ready(request: Request) -> Response:
 
 
 @router.get("/health/live")
+@router.head("/health/live", include_in_schema=False)
 async def live(request: Request) -> Response:
     """Whether the process is worth keeping."""
     health = service_of(request).health()
