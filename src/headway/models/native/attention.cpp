@@ -5,15 +5,15 @@
 //
 //     q [head_dim][lanes]     s = K q [keys][lanes]     o += V^T exp(s - max) [head_dim][lanes]
 //
-// so keys and values are read where they lie in their blocks, one number at a time, whatever the block size; nothing
-// is gathered or transposed, and the softmax needs no sum across lanes. Keys are taken in tiles and those in parts
-// of fixed positions, with an online softmax (Milakov and Gimelshein, arXiv 1805.02867) within a part and a merge
-// from part to part. A query's result is therefore the same number whether its row comes in one chunk or token by
-// token, and whatever else is in the batch.
+// so keys and values are read where they lie in their blocks, whatever the block size; nothing is gathered, and the
+// softmax needs no sum across lanes. (Too few queries for that are arranged otherwise, with the same results.)
+// Keys are taken in tiles and those in parts of fixed positions, with an online softmax (Milakov and Gimelshein,
+// arXiv 1805.02867) within a part and a merge from part to part. A query's result is therefore the same number whether
+// its row comes in one chunk or token by token, and whatever else is in the batch.
 
 #include <algorithm>
-#include <cmath>
 
+#include "attention_kernels.h"
 #include "attention_plan.h"
 #include "paged_kv.h"
 #include "pool.h"
@@ -22,118 +22,12 @@
 namespace headway {
 namespace {
 
-constexpr int kRows = kLanes == 16 ? 8 : 4;  // keys, or head dimensions, computed together
-constexpr int kNarrowRows = 8;               // the same for a panel of one vector
-constexpr float kNever = -1e30f;             // score of a key that is not seen
-static_assert(kKeyTile % kNarrowRows == 0 && kKeyTile % kRows == 0 && kPart % kKeyTile == 0);
-
-// Running result of a panel: per lane the largest score, the sum of exponentials, and head_dim weighted values.
-struct State {
-  float *largest, *total, *out;
-};
-
-// A lone token reads each key once, straight from memory: fetch what the next tile of keys needs.
-template <int kCount>
-inline void prefetch(const float* const* rows, int head_dim) {
-  for (int r = 0; r < kCount; ++r)
-    for (int d = 0; d < head_dim; d += 16) __builtin_prefetch(rows[r] + d);
-}
-
-// s[r] = keys[r] . q for kCount keys.
-template <int kVecs, int kCount>
-inline void scores(const float* const* keys, const float* q, int head_dim, float* s) {
-  Vec acc[kCount][kVecs] = {};
-  for (int d = 0; d < head_dim; ++d) {
-    Vec b[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) b[v] = load(q + (d * kVecs + v) * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const Vec a = splat(keys[r][d]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) acc[r][v] += a * b[v];
-    }
-  }
-  for (int r = 0; r < kCount; ++r)
-    for (int v = 0; v < kVecs; ++v) store(s + (r * kVecs + v) * kLanes, acc[r][v]);
-}
-
-// out[r] = out[r] * shrink + sum over keys of values[key][r] * p[key], for kCount dimensions from values' start.
-template <int kVecs, int kCount>
-inline void accumulate(const KeyTile& tile, const KeyTile& next, int first, const float* p, const Vec* shrink, float* out) {
-  Vec acc[kCount][kVecs];
-  for (int r = 0; r < kCount; ++r)
-    for (int v = 0; v < kVecs; ++v) acc[r][v] = load(out + (r * kVecs + v) * kLanes) * shrink[v];
-  for (int key = 0; key < tile.count; ++key) {
-    const float* value = tile.values[key] + first;
-    if (kVecs == 1) __builtin_prefetch(next.values[key] + first);
-    Vec b[kVecs];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVecs; ++v) b[v] = load(p + (key * kVecs + v) * kLanes);
-#pragma GCC unroll 8
-    for (int r = 0; r < kCount; ++r) {
-      const Vec a = splat(value[r]);
-#pragma GCC unroll 4
-      for (int v = 0; v < kVecs; ++v) acc[r][v] += a * b[v];
-    }
-  }
-  for (int r = 0; r < kCount; ++r)
-    for (int v = 0; v < kVecs; ++v) store(out + (r * kVecs + v) * kLanes, acc[r][v]);
-}
-
-// Add one tile of keys to a panel's state. last_seen holds, per lane, the last position the query sees.
-template <int kVecs>
-void add_keys(const KeyTile& tile, const KeyTile& next, bool masked, const float* q, const float* last_seen, int head_dim,
-              State state) {
-  constexpr int kCount = kVecs == 1 ? kNarrowRows : kRows;
-  constexpr int kWidth = kVecs * kLanes;
-  alignas(64) float s[kKeyTile * kWidth];
-  for (int key = 0; key < tile.count; key += kCount) {
-    if (kVecs == 1) prefetch<kCount>(next.keys + key, head_dim);
-    scores<kVecs, kCount>(tile.keys + key, q, head_dim, s + key * kWidth);
-  }
-  Vec shrink[kVecs];
-  for (int v = 0; v < kVecs; ++v) {
-    const Vec before = load(state.largest + v * kLanes), seen = load(last_seen + v * kLanes);
-    Vec largest = before;
-    for (int key = 0; key < tile.count; ++key) {
-      float* at = s + key * kWidth + v * kLanes;
-      if (masked) store(at, splat(float(tile.first + key)) <= seen ? load(at) : splat(kNever));
-      largest = maximum(largest, load(at));
-    }
-    shrink[v] = exponential(before - largest);
-    Vec total = load(state.total + v * kLanes) * shrink[v];
-    for (int key = 0; key < tile.count; ++key) {
-      float* at = s + key * kWidth + v * kLanes;
-      const Vec p = exponential(load(at) - largest);
-      store(at, p);
-      total += p;
-    }
-    store(state.largest + v * kLanes, largest);
-    store(state.total + v * kLanes, total);
-  }
-  int d = 0;
-  for (; d + kCount <= head_dim; d += kCount)
-    accumulate<kVecs, kCount>(tile, next, d, s, shrink, state.out + d * kWidth);
-  for (; d < head_dim; ++d) accumulate<kVecs, 1>(tile, next, d, s, shrink, state.out + d * kWidth);
-}
+static_assert(kPart % kKeyTile == 0);
 
 using AddKeys = void (*)(const KeyTile&, const KeyTile&, bool, const float*, const float*, int, State);
-constexpr AddKeys kAddKeys[kMaxVecs] = {add_keys<1>, add_keys<2>, add_keys<3>};
-
-// Take a later part's result into an earlier one's.
-__attribute__((noinline)) void merge(State into, State from, int width, int head_dim) {
-  for (int lane = 0; lane < width; lane += kLanes) {
-    const Vec a = load(into.largest + lane), b = load(from.largest + lane), largest = maximum(a, b);
-    const Vec keep = exponential(a - largest), add = exponential(b - largest);
-    store(into.largest + lane, largest);
-    store(into.total + lane, load(into.total + lane) * keep + load(from.total + lane) * add);
-    for (int d = 0; d < head_dim; ++d) {
-      float* at = into.out + d * width + lane;
-      store(at, load(at) * keep + load(from.out + d * width + lane) * add);
-    }
-  }
-}
+constexpr AddKeys kAddToPanel[kMaxVecs] = {add_keys<1>, add_keys<2>, add_keys<3>};
+constexpr AddKeys kAddToFew[kFewQueries] = {FewQueries<1>::add_keys, FewQueries<2>::add_keys, FewQueries<3>::add_keys,
+                                            FewQueries<4>::add_keys};
 
 // What a thread works in.
 struct Memory {
@@ -170,19 +64,23 @@ class Panels {
   }
 
  private:
+  bool few() const { return num_queries_ <= kFewQueries; }
+
   template <class Visit>
   void for_each_panel(const Visit& visit) const {
     for (int first = 0; first < width_; first += kMaxVecs * kLanes)
       visit(first, std::min(kMaxVecs, (width_ - first) / kLanes));
   }
 
-  // visit(token in the tile, head, where the query's numbers begin in an array of a state, their distance, its lane).
+  // visit(token in the tile, head, where the query's head_dim numbers begin in its array, their distance, its lane).
   template <class Visit>
   void for_each_query(const Visit& visit) const {
     for_each_panel([&](int first, int vecs) {
-      for (int query = first; query < std::min(num_queries_, first + vecs * kLanes); ++query)
-        visit(query / batch_.group(), tile_.kv_head * batch_.group() + query % batch_.group(),
-              int64_t(first) * batch_.head_dim + query - first, vecs * kLanes, query);
+      for (int query = first; query < std::min(num_queries_, first + vecs * kLanes); ++query) {
+        const int token = query / batch_.group(), head = tile_.kv_head * batch_.group() + query % batch_.group();
+        if (few()) visit(token, head, int64_t(query) * batch_.head_dim, 1, query);
+        else visit(token, head, int64_t(first) * batch_.head_dim + query - first, vecs * kLanes, query);
+      }
     });
   }
 
@@ -233,15 +131,17 @@ class Panels {
   void add_tile(State into) {
     const KeyTile &now = reader_.now(), &next = reader_.next();
     const bool masked = now.first + now.count - 1 > first_position_;
+    if (few()) return kAddToFew[num_queries_ - 1](now, next, masked, q_, last_seen_, batch_.head_dim, into);
     for_each_panel([&](int lane, int vecs) {
-      kAddKeys[vecs - 1](now, next, masked, q_ + int64_t(lane) * batch_.head_dim, last_seen_ + lane, batch_.head_dim,
+      kAddToPanel[vecs - 1](now, next, masked, q_ + int64_t(lane) * batch_.head_dim, last_seen_ + lane, batch_.head_dim,
                          panel_of(into, lane));
     });
   }
 
   void merge_part() {
+    if (few()) return merge_few(result_, part_, num_queries_, batch_.head_dim);
     for_each_panel([&](int first, int vecs) {
-      merge(panel_of(result_, first), panel_of(part_, first), vecs * kLanes, batch_.head_dim);
+      merge_panel(panel_of(result_, first), panel_of(part_, first), vecs * kLanes, batch_.head_dim);
     });
   }
 

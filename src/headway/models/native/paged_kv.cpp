@@ -25,9 +25,10 @@ void write_token(const Batch& batch, int64_t token) {
   T* cache = static_cast<T*>(batch.kv_cache);
   const int64_t slot = batch.slot_mapping[token], block = slot / batch.block_size, offset = slot % batch.block_size;
   for (int head = 0; head < batch.num_kv_heads; ++head) {
-    const int64_t in_row = int64_t(head) * batch.head_dim;
-    write_numbers(batch.k + token * batch.k_stride + in_row, batch.head_dim, cache + batch.place(block, 0, head, offset));
-    write_numbers(batch.v + token * batch.v_stride + in_row, batch.head_dim, cache + batch.place(block, 1, head, offset));
+    const float* k = batch.k + token * batch.k_stride + int64_t(head) * batch.head_dim;
+    const float* v = batch.v + token * batch.v_stride + int64_t(head) * batch.head_dim;
+    write_numbers(k, batch.head_dim, cache + batch.place(block, 0, head, offset));
+    write_numbers(v, batch.head_dim, cache + batch.place(block, 1, head, offset));
   }
 }
 
@@ -92,12 +93,12 @@ void KeyReader::widen(KeyTile& tile, float* wide) {
     const int64_t block = table_[(tile.first + i) / batch_.block_size], offset = (tile.first + i) % batch_.block_size;
     return cache + batch_.place(block, part, kv_head_, offset);
   };
-  for (int i = kKeyTile; i < ahead; ++i)  // the tile after this one is fetched while this one is widened and used
-    for (int part = 0; part < 2; ++part)
-      for (int d = 0; d < batch_.head_dim; d += 64 / int(sizeof(T))) __builtin_prefetch(from(i, part) + d);
   std::fill(std::begin(tile.keys), std::end(tile.keys), wide);
   std::fill(std::begin(tile.values), std::end(tile.values), wide);
   for (int i = 0; i < tile.count; ++i) {
+    if (i + kKeyTile < ahead)  // the tile after this one is fetched while this one is widened
+      for (int part = 0; part < 2; ++part)
+        for (int d = 0; d < batch_.head_dim; d += 64 / int(sizeof(T))) __builtin_prefetch(from(i + kKeyTile, part) + d);
     float *key = wide + int64_t(2 * i) * batch_.head_dim, *value = key + batch_.head_dim;
     read_numbers(from(i, 0), batch_.head_dim, key);
     read_numbers(from(i, 1), batch_.head_dim, value);

@@ -7,7 +7,7 @@
 namespace headway {
 
 constexpr int kKeyTile = 32;     // keys read at a time
-constexpr int kKeyPadding = 8;   // pointers beyond the last key that must be readable
+constexpr int kKeyPadding = 8;   // pointers behind a whole tile that must be readable too
 
 enum class NumberKind { kFloat = 0, kHalf = 1, kBFloat16 = 2 };
 

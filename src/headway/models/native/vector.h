@@ -4,9 +4,12 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
 #endif
 
 namespace headway {
@@ -110,6 +113,43 @@ inline Vec load(const BFloat16* p) {
 }
 
 inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }  // b if either is not a number
+
+// a * b + c, rounded once where the machine can, and never otherwise in one place than in another.
+inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return Vec(_mm512_fmadd_ps(__m512(a), __m512(b), __m512(c)));
+#elif defined(__AVX2__) && defined(__FMA__)
+  return Vec(_mm256_fmadd_ps(__m256(a), __m256(b), __m256(c)));
+#elif defined(__ARM_NEON)
+  return Vec(vfmaq_f32(float32x4_t(c), float32x4_t(a), float32x4_t(b)));
+#else
+  return a * b + c;
+#endif
+}
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define HEADWAY_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define HEADWAY_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, IntVec{__VA_ARGS__})
+#endif
+
+// One step of a transposition: swap a's lanes that have bit `step` with b's that have not.
+template <int step, int... lane>
+inline void exchange(Vec& a, Vec& b, std::integer_sequence<int, lane...>) {
+  const Vec low = HEADWAY_SHUFFLE(a, b, ((lane & step) ? kLanes + (lane ^ step) : lane)...);
+  const Vec high = HEADWAY_SHUFFLE(a, b, ((lane & step) ? kLanes + lane : (lane | step))...);
+  a = low;
+  b = high;
+}
+
+// rows[r][c] becomes rows[c][r].
+template <int step = kLanes / 2>
+inline void transpose(Vec* rows) {
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r)
+    if (!(r & step)) exchange<step>(rows[r], rows[r | step], std::make_integer_sequence<int, kLanes>{});
+  if constexpr (step > 1) transpose<step / 2>(rows);
+}
 
 inline float sum(Vec v) {
   float total = 0.0f;
