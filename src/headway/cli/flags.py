@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, TypeVar
@@ -18,10 +17,9 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from headway.config import CacheConfig, Checked, ConfigError, SchedulerConfig
+from headway.config.sources import NONE, bare_kind, parse_number
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_NONE = "none"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +110,7 @@ def make_flags(options: type[Checked], panel: str | Callable[[str], str], exclud
 
 
 def _make_flags(spec: dataclasses.Field[Any], hint: Any, panel: str) -> list[Flag]:
-    kind, is_optional = _without_none(hint)
+    kind, is_optional = bare_kind(hint)
     default = spec.default if spec.default_factory is dataclasses.MISSING else spec.default_factory()
     if kind is bool:
         return _make_switch(spec, bool(default), panel)
@@ -157,7 +155,7 @@ def _on_command_line(spec: dataclasses.Field[Any], kind: Any, is_optional: bool)
     if spec.metadata.get("choices"):
         return str | None, functools.partial(_choice, spec)
     if is_optional and kind in (int, float):
-        return str | None, functools.partial(_number, spec, kind)
+        return str | None, functools.partial(parse_number, spec, kind, optional=True)
     return kind | None, _same
 
 
@@ -169,25 +167,18 @@ def _metavar(spec: dataclasses.Field[Any], kind: Any, is_optional: bool) -> str:
         return "ID=NUMBER"
     element = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
     word = str(spec.metadata.get("unit") or {int: "integer", float: "number"}.get(element, "text")).upper()
-    return f"{word}|{_NONE}" if is_optional and kind in (int, float) else word
+    return f"{word}|{NONE}" if is_optional and kind in (int, float) else word
 
 
 def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def _without_none(hint: Any) -> tuple[Any, bool]:
-    if not isinstance(hint, types.UnionType):
-        return hint, False
-    kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-    return kinds[0], len(kinds) < len(typing.get_args(hint))
-
-
 def _help(text: str, default: Any) -> str:
     """Help text with the default, if there is one to speak of."""
     if default is dataclasses.MISSING or (isinstance(default, tuple | Mapping | str) and not default):
         return text
-    return f"{text} [default: {_NONE if default is None else default}]"
+    return f"{text} [default: {NONE if default is None else default}]"
 
 
 # --- conversions -----------------------------------------------------------------------------------------------
@@ -199,17 +190,6 @@ def _same(value: Any) -> Any:
 
 def _constant(value: bool, given: bool) -> bool:
     return value
-
-
-def _number(spec: dataclasses.Field[Any], kind: type[int] | type[float], text: str) -> int | float | None:
-    if text == _NONE:
-        return None
-    try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(
-            spec.name, text, f"must be {'an integer' if kind is int else 'a number'} or {_NONE}"
-        ) from None
 
 
 def _choice(spec: dataclasses.Field[Any], text: str) -> Any:

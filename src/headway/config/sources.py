@@ -85,7 +85,7 @@ def _kinds(options: type[Checked]) -> dict[str, tuple[dataclasses.Field[Any], An
     return {spec.name: (spec, hints[spec.name]) for spec in fields if spec.metadata.get("flag")}
 
 
-def _bare(kind: Any) -> tuple[Any, bool]:
+def bare_kind(kind: Any) -> tuple[Any, bool]:
     """A type without ``None``, and whether it allowed that."""
     if typing.get_origin(kind) not in (typing.Union, types.UnionType):
         return kind, False
@@ -93,9 +93,26 @@ def _bare(kind: Any) -> tuple[Any, bool]:
     return bare, True
 
 
+def parse_number(
+    spec: dataclasses.Field[Any], kind: type[int] | type[float], text: str, *, optional: bool
+) -> int | float | None:
+    """A number out of its text; ``none`` is none where that is allowed.
+
+    Raises:
+        ConfigError: it is no number of this kind.
+    """
+    if optional and text == NONE:
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        what = f"{'an integer' if kind is int else 'a number'}{f' or {NONE}' if optional else ''}"
+        raise ConfigError(spec.name, text, f"must be {what}") from None
+
+
 def _parse(spec: dataclasses.Field[Any], kind: Any, text: str) -> Any:
     """A value out of its text."""
-    bare, optional = _bare(kind)
+    bare, optional = bare_kind(kind)
     if optional and text == NONE:
         return None
     if typing.get_origin(bare) is tuple:
@@ -105,17 +122,13 @@ def _parse(spec: dataclasses.Field[Any], kind: Any, text: str) -> Any:
             raise ConfigError(spec.name, text, f"must be one of {', '.join(_BOOLEANS)}")
         return _BOOLEANS[text.lower()]
     if bare in (int, float):
-        try:
-            return bare(text)
-        except ValueError:
-            what = "an integer" if bare is int else "a number"
-            raise ConfigError(spec.name, text, f"must be {what}{f' or {NONE}' if optional else ''}") from None
+        return parse_number(spec, bare, text, optional=optional)
     return text
 
 
 def _take(spec: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
     """A value as TOML gives it, if it is of the right kind."""
-    bare, optional = _bare(kind)
+    bare, optional = bare_kind(kind)
     if optional and value == NONE:
         return None
     if typing.get_origin(bare) is tuple:
