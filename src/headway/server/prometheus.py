@@ -6,6 +6,7 @@ answer is one moment.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -291,6 +292,8 @@ class EngineCollector(Collector):
             "How old these numbers are: more than a second means that the engine does not answer.",
             max(0.0, service.engine.now() - self._snapshot.taken_s),
         )
+        yield make.gauge("open_calls", "Calls of generation endpoints that have not ended.", len(service.calls))
+        yield make.gauge("event_loop_tasks", "Tasks of the server's event loop.", len(asyncio.all_tasks()))
 
 
 def exposition(snapshot: EngineSnapshot, service: Service) -> bytes:
