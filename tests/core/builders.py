@@ -54,13 +54,26 @@ def make_request(
     max_tokens: int | None = 4,
     priority: int = 0,
     cache_salt: str = "",
+    tenant: str = "",
+    deadline_s: float | None = None,
+    slo: str = "",
     eos_token_ids: Sequence[int] = (EOS,),
     **sampling: Any,
 ) -> Request:
     """A request; a prompt given as a number is that many tokens of its own. Greedy, with ``ignore_eos``."""
     tokens = make_prompt(request_id, prompt) if isinstance(prompt, int) else prompt
     params = SamplingParams(**{"max_tokens": max_tokens, "ignore_eos": True, "temperature": 0.0, **sampling})
-    return Request(request_id, tokens, params, eos_token_ids=eos_token_ids, priority=priority, cache_salt=cache_salt)
+    return Request(
+        request_id,
+        tokens,
+        params,
+        eos_token_ids=eos_token_ids,
+        priority=priority,
+        cache_salt=cache_salt,
+        tenant=tenant,
+        deadline_s=deadline_s,
+        slo=slo,
+    )
 
 
 def next_token(prefix: Sequence[int], vocabulary: int) -> int:

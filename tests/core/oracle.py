@@ -195,8 +195,11 @@ class Oracle(OracleMemory):
             row.published < row.known_at_admission // self.size
             and self.content(row, row.published) == self.content(q, hit)
             for row in self.rows()
-            if row.key < q.key and self.shares(row)
+            if self.shares(row) and self.goes_before(row, q)
         )
+
+    def goes_before(self, row: Entry, q: Entry) -> bool:
+        return row.key[0] <= q.key[0] if self.policy.name in ("longest_prefix", "fair") else row.key < q.key
 
     def give_up(self, row: Entry, missing: int) -> None:
         """Take up to ``missing`` tokens back from a row of this step."""
@@ -221,7 +224,7 @@ class Oracle(OracleMemory):
         if q.swapped:
             self.leave_host(q)
         else:
-            self.host_releases += [start.host[at] for at in sorted(start.host, key=lambda at: (-at[1], at[0]))]
+            self.host_releases.append(start.host)
         self.policy.started(q)
         self.grant[q.name] = grant
         self.spend(q, grant)

@@ -8,7 +8,7 @@ from math import ceil
 
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.request import FinishReason, Request
-from tests.core.oracle_entry import Content, Entry, OraclePool
+from tests.core.oracle_entry import Content, Entry, OraclePool, Places
 from tests.core.oracle_policy import OraclePolicy
 
 
@@ -24,7 +24,7 @@ class OracleState:
         self.draining: list[Entry] = []
         self.served: list[Entry] = []
         self.released: list[int] = []
-        self.host_releases: list[int] = []
+        self.host_releases: list[Places] = []
         self.finished: list[tuple[str, str, list[int]]] = []
         self.output_lengths: list[int] = []
         self.num_added = 0
@@ -68,12 +68,14 @@ class OracleState:
         entry.slot, entry.tables = None, [[] for _ in entry.tables]
 
     def leave_host(self, entry: Entry) -> None:
-        """Its host blocks go back when the step in the making has read them, last index first."""
-        self.host_releases += [entry.host[place] for place in sorted(entry.host, key=lambda at: (-at[1], at[0]))]
+        """Its host blocks go back when the step in the making has read them."""
+        self.host_releases.append(entry.host)
         entry.swapped, entry.host = False, {}
 
     def free_host_blocks(self) -> None:
-        self.host.free(self.host_releases)
+        """One request's blocks after the other, last index first, group by group within an index."""
+        for places in self.host_releases:
+            self.host.free([places[at] for at in sorted(places, key=lambda at: (-at[1], at[0]))])
         self.host_releases = []
 
     def num_outputs(self, entry: Entry) -> int:

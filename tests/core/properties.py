@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
 from headway.config import CacheConfig, SchedulerConfig
@@ -85,6 +86,11 @@ class StepChecker(BlockChecker):
             if book.protected:
                 assert by.key[0] < book.key[0], self.broken("P10", f"{book} preempted again, for {by}")
             self.displace(event)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether waiting requests get new ranks in every step, so that they do not compare with those of rows."""
+        return self.config.scheduling_policy in ("longest_prefix", "fair")
 
     @property
     def walks_from_tail(self) -> bool:
@@ -173,7 +179,8 @@ class StepChecker(BlockChecker):
         for name, reason in reasons.items():
             if reason.code is ReasonCode.PREFIX_IN_FLIGHT:
                 by = self.live[reason.by]
-                assert by.slot is not None and by.key < self.live[name].key, self.broken("P4", f"{name} waits for {by}")
+                last = (self.live[name].key[0], inf, 0) if self.is_dynamic else self.live[name].key
+                assert by.slot is not None and by.key < last, self.broken("P4", f"{name} waits for {by}")
 
     def _check_overtaken(self, before: Before, admitted: list[Book], reasons: dict[str, WaitReason]) -> None:
         """Whom those who got in have overtaken, and whether they might."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import runpy
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -17,6 +19,9 @@ from tests.core.builders import EOS, make_request
 VOCABULARY = 8
 """Sampled tokens are below this, so ``EOS`` and ``STOP`` come often."""
 STOP = 2
+
+runpy.run_path(str(Path(__file__).parents[2] / "examples" / "custom_policy.py"))  # registers "paying_first"
+POLICIES = ("fcfs", "priority", "shortest", "longest_prefix", "deadline", "fair", "paying_first")
 
 
 def examples(share: float) -> settings:
@@ -51,6 +56,9 @@ class Workload:
             "stop_token_ids": (),
             "prompt_logprobs": None,
             "eos_token_ids": (EOS,),
+            "tenant": "",
+            "deadline_s": None,
+            "slo": "",
         }
         lines = [
             f"step {step}: { ({name: value for name, value in spec.items() if plain.get(name, '?') != value}) }"
@@ -109,6 +117,25 @@ def make_random_configs(dice: Dice) -> tuple[SchedulerConfig, CacheConfig]:
     return config, cache
 
 
+def press(dice: Dice, config: SchedulerConfig, cache: CacheConfig) -> tuple[SchedulerConfig, CacheConfig]:
+    """The same configuration with the options of docs/design/memory.md at random, mostly with a small host tier."""
+    mode, policy = dice.one_of("swap", "swap", "recompute", "auto"), dice.one_of(*POLICIES)
+    num_blocks = max(4, cache.num_blocks * dice.one_of(2, 3, 4) // 4)
+    num_host_blocks = num_blocks * dice.one_of(1, 2, 4, 8) // 4
+    if mode == "recompute" or (mode == "auto" and dice.below(8) == 0):
+        num_host_blocks = 0
+    config = dataclasses.replace(
+        config,
+        scheduling_policy=policy,
+        ageing_s=dice.one_of(None, 0, 2, 5) if policy in ("priority", "shortest", "longest_prefix") else None,
+        preemption_mode=mode,
+        victim=dice.one_of("newest", "cheapest"),
+        reservation=dice.one_of("prompt", "nothing", "nothing", "all", "predicted"),
+        max_overtakes=dice.one_of(0, 0, 1, 3),
+    )
+    return config, dataclasses.replace(cache, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+
 def make_random_spec(dice: Dice, number: int, longest: int) -> dict[str, object]:
     """Arguments of ``make_request``. Prompts are a shared beginning and a short tail of few kinds."""
     family, shared, tail, kind, rare = (dice.below(limit) for limit in (2, 21, 7, 3, 20))
@@ -130,22 +157,41 @@ def make_random_spec(dice: Dice, number: int, longest: int) -> dict[str, object]
     }
 
 
+def press_spec(dice: Dice, spec: dict[str, object]) -> None:
+    """Outputs that make requests grow, and what policies look at."""
+    if dice.below(4):
+        spec["ignore_eos"], spec["stop_token_ids"] = True, ()
+        spec["max_tokens"] = dice.one_of(8, 12, 30, None)
+    if dice.below(2):
+        prompt: Any = spec["prompt"]
+        spec["prompt"] = prompt[: 1 + dice.below(8)]
+    spec["tenant"] = dice.one_of("", "paid-one", "two")
+    spec["deadline_s"], spec["slo"] = dice.one_of((None, ""), (None, "interactive"), (3.0, ""), (12.0, "batch"))
+
+
 def dice(count: int) -> st.SearchStrategy[Dice]:
     """Dice for ``count`` choices."""
     return st.binary(min_size=count, max_size=count).map(Dice)
 
 
 @st.composite
-def workloads(draw: st.DrawFn, disturbed: bool = True, policy: str = "") -> Workload:
-    """A configuration with 1 to 9 requests; disturbed ones have aborts, failing rows and names used twice."""
+def workloads(draw: st.DrawFn, disturbed: bool = True, policy: str = "", pressed: bool = False) -> Workload:
+    """A configuration with 1 to 9 requests; disturbed ones have aborts, failing rows and names used twice.
+
+    Pressed ones have the options of docs/design/memory.md at random.
+    """
     config, cache = make_random_configs(draw(dice(13)))
+    if pressed:
+        config, cache = press(draw(dice(10)), config, cache)
     if policy:
         config = dataclasses.replace(config, scheduling_policy=policy)
     longest = min(config.max_model_len, cache.num_blocks // cache.num_groups * cache.block_size) - 1
     step, specs = 1, []
-    for number, one in enumerate(draw(st.lists(dice(10), min_size=1, max_size=9))):
+    for number, one in enumerate(draw(st.lists(dice(16), min_size=1, max_size=9))):
         step += one.one_of(0, 0, 1, 1, 2)
         specs.append((step, make_random_spec(one, number, longest)))
+        if pressed:
+            press_spec(one, specs[-1][1])
         if not disturbed:
             specs[-1][1]["request_id"] = f"r{number}"
     workload = Workload(config, cache, specs)

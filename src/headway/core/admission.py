@@ -66,7 +66,7 @@ class Scan:
         if not len(waiting):
             return
         if state.policy.dynamic:
-            waiting.rerank(lambda request: (request.order_key[0], state.policy.rank(request, state), request.handle))
+            waiting.rerank(state.policy.ranks(list(waiting), state))
         if grants.short:
             state.rest_reason = ReasonCode.KV_SHORT
             return
@@ -133,11 +133,19 @@ class Scan:
         limit = (request.num_tokens - 1) // state.cache.block_size
         if not len(state.watch) or not request.takes_hits or candidate.start.num_blocks >= limit:
             return None
+        if request.status is Status.SWAPPED:
+            return None  # it goes on from where it was, whatever others publish
         for slot in state.watch.slots(request.block_hashes[candidate.start.num_blocks]):
             owner = state.columns.request(slot)
-            if owner.order_key < request.order_key:
+            if self._goes_before(owner, request):
                 return owner
         return None
+
+    def _goes_before(self, owner: Request, request: Request) -> bool:
+        """Whether a row is before a waiting request; by class alone if ranks are of different times."""
+        if self.state.policy.dynamic:
+            return owner.order_key[0] <= request.order_key[0]
+        return owner.order_key < request.order_key
 
     def _pass(self, request: Request, code: ReasonCode, by: str = "") -> _Verdict:
         self.state.passed[request.handle] = WaitReason(code, self.state.step, by=by)
@@ -167,18 +175,18 @@ class Scan:
         """Rows to displace (none if there is room), tail first, or why it does not fit."""
         state = self.state
         pool = state.kv.pool
-        new_blocks = blocks_to_start(state, candidate)
-        need = new_blocks + sum(pool.num_unheld(blocks) for blocks in candidate.start.device_blocks)
+        need = blocks_to_start(state, candidate)
+        need += sum(pool.num_unheld(blocks) for blocks in candidate.start.device_blocks)
         need += self._watermark(len(state.rows))
         has_slot = state.columns.num_free_slots > 0
         if has_slot and need <= pool.num_free:
             return []
         if may_displace:
-            displaced = self._displaceable(candidate, new_blocks)
+            displaced = self._displaceable(candidate)
             if displaced:
                 return displaced
             if state.num_plans_inflight:
-                self._call_off(self._displaceable(candidate, new_blocks, in_flight_too=True))
+                self._call_off(self._displaceable(candidate, in_flight_too=True))
         if not has_slot:
             return WaitReason(ReasonCode.SLOTS_FULL, state.step)
         return WaitReason(ReasonCode.KV_SHORT, state.step, need=need, by=reserved_by(state))
@@ -186,7 +194,7 @@ class Scan:
     def _watermark(self, num_rows: int) -> int:
         return int(self.state.config.watermark * self.state.kv.pool.num_blocks) if num_rows else 0
 
-    def _displaceable(self, candidate: Candidate, new_blocks: int, *, in_flight_too: bool = False) -> list[int]:
+    def _displaceable(self, candidate: Candidate, *, in_flight_too: bool = False) -> list[int]:
         """The fewest rows from the tail, all less urgent, that make the request fit; empty if none do."""
         state = self.state
         columns, release = state.columns, ReleaseCount(state)
@@ -200,8 +208,9 @@ class Scan:
             avail += release.freed_by(slot)
             release.drop(slot)
             chosen.append(slot)
-            hits = sum(release.num_unheld(blocks) for blocks in candidate.start.device_blocks)
-            if new_blocks + hits + self._watermark(len(state.rows) - len(chosen)) <= avail:
+            need = blocks_to_start(state, candidate, without=chosen)
+            need += sum(release.num_unheld(blocks) for blocks in candidate.start.device_blocks)
+            if need + self._watermark(len(state.rows) - len(chosen)) <= avail:
                 return chosen
         return []
 
@@ -369,7 +378,9 @@ class Scan:
             request.num_cached_tokens = candidate.start.num_computed
         elif request.status is Status.PREEMPTED:
             num_recomputed = max(0, request.num_lost_tokens - candidate.start.num_computed)
-            state.cost.observe_resume(request.num_published_at_preemption, num_cached)
+            # more than it had published may be there by now, from others, but that was not lost by preempting it
+            num_found = min(num_cached, request.num_published_at_preemption)
+            state.cost.observe_resume(request.num_published_at_preemption, num_found)
         state.events.append(
             Admitted(
                 request.handle,

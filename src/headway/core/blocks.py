@@ -35,8 +35,9 @@ class ReleaseCount:
         self.dropped[self._ids(slot)] += 1
 
     def num_unheld(self, block_ids: Int32) -> int:
-        """How many of these blocks nobody would hold."""
-        return int(np.count_nonzero(self._refs[block_ids] == self.dropped[block_ids]))
+        """How many of these blocks nobody would hold; null blocks are not counted."""
+        unheld = (self._refs[block_ids] == self.dropped[block_ids]) & (block_ids != 0)
+        return int(np.count_nonzero(unheld))
 
     def _ids(self, slot: int) -> Int32:
         return np.concatenate(self._columns.block_ids(slot))

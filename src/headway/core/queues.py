@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from headway.core.request import Request, Status
 class WaitingQueue:
     """Live requests without a slot, in policy order, swapped ones first within a class.
 
-    Keys are unique, so every look-up is one bisection. A request must not change its state while it is in here.
+    Keys are unique, so every look-up is one bisection. They are those that requests had when they came or were ranked.
     """
 
     def __init__(self) -> None:
@@ -35,16 +35,15 @@ class WaitingQueue:
         self.pop(self.position(request))
 
     def pop(self, place: int) -> Request:
-        """Take out the request at ``place``."""
-        del self._keys[place]
-        request = self._requests.pop(place)
-        self.num_swapped -= request.status is Status.SWAPPED
-        return request
+        """Take out the request at ``place``; its state may have changed already."""
+        _, not_swapped, _, _ = self._keys.pop(place)
+        self.num_swapped -= not not_swapped
+        return self._requests.pop(place)
 
-    def rerank(self, order_key: Callable[[Request], OrderKey]) -> None:
-        """Give every request a new key and its new place."""
-        for request in self._requests:
-            request.order_key = order_key(request)
+    def rerank(self, ranks: Sequence[float]) -> None:
+        """Give every request a new rank, in the order of the queue, and its new place."""
+        for request, rank in zip(self._requests, ranks, strict=True):
+            request.order_key = (request.order_key[0], rank, request.handle)
         self._requests.sort(key=lambda request: request.queue_key)
         self._keys = [request.queue_key for request in self._requests]
 

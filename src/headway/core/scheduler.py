@@ -120,6 +120,7 @@ class Scheduler:
         if slot is None:
             state.waiting.remove(request)
             state.end_waiting(request, FinishReason.ABORT)
+            state.flush_host_releases()
         else:
             state.end_rows([slot], [FinishReason.ABORT], [""])
         return True

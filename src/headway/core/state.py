@@ -94,12 +94,11 @@ class SchedulerState:
         return finished
 
     def end_waiting(self, request: Request, reason: FinishReason, message: str = "") -> Finished:
-        """End a request that is in no slot and no longer in the queue."""
+        """End a request that is in no slot and no longer in the queue; its host blocks wait to be flushed."""
         self.passed.pop(request.handle, None)
         if request.status is Status.SWAPPED:
             self.host_releases.append(request.host_tables)
             request.host_tables = ()
-            self.flush_host_releases()
         return self._finish(request, reason, message)
 
     def flush_host_releases(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 from headway.core.plan import Int64
@@ -27,8 +27,8 @@ class PolicyView(Protocol):
 class Policy(ABC):
     """Gives every request its place in the one order that queue, rows and victims share.
 
-    A policy answers :meth:`order_key` when a request arrives; if it is *dynamic*, :meth:`rank` for every waiting
-    request before a step admits; :meth:`holds` for a request that could be admitted; and, if it ranks victims,
+    A policy answers :meth:`order_key` when a request arrives; if it is *dynamic*, :meth:`ranks` for all waiting
+    requests before a step admits; :meth:`holds` for a request that could be admitted; and, if it ranks victims,
     :meth:`victim_rank` for running ones when blocks are short. It is told what happened through :meth:`queued`,
     :meth:`admitted` and, if it counts tokens, :meth:`delivered`. A running request keeps the key it was admitted with.
 
@@ -62,6 +62,10 @@ class Policy(ABC):
     def rank(self, request: Request, view: PolicyView) -> float:
         """The rank of a waiting request in this step."""
         return request.order_key[1]
+
+    def ranks(self, waiting: Sequence[Request], view: PolicyView) -> list[float]:
+        """The ranks of all waiting requests, for policies by which one changes the rank of another."""
+        return [self.rank(request, view) for request in waiting]
 
     def holds(self, request: Request, view: PolicyView) -> str:
         """Why a request that could be admitted must wait all the same (it is passed over); empty if it need not."""

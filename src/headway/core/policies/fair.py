@@ -3,7 +3,8 @@ OSDI 2024, algorithm 2)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import ClassVar
 
 from headway.core.plan import Int64
@@ -21,8 +22,8 @@ class FairShare(Policy):
     Every tenant has a counter of the service it got: prompt tokens computed when a request starts, output tokens as
     they are delivered. A tenant that comes back after having had nothing in the queue is lifted to the least counter
     of those that wait, so being away saves up nothing. While two tenants both have requests waiting, their counters
-    differ by at most ``max(PROMPT_WEIGHT * longest prompt, OUTPUT_WEIGHT * tokens that may run at a time)`` (lemma
-    4.3 there), whatever either of them sends.
+    differ by at most ``OUTPUT_WEIGHT * max_num_seqs * longest request``, whatever either of them sends (after lemma 4.3
+    there; docs/design/memory.md says why).
     """
 
     dynamic: ClassVar[bool] = True
@@ -36,8 +37,16 @@ class FairShare(Policy):
     def order_key(self, request: Request) -> OrderKey:
         return (0, self.counters.get(request.tenant, 0.0), request.handle)
 
-    def rank(self, request: Request, view: PolicyView) -> float:
-        return self.counters[request.tenant]
+    def ranks(self, waiting: Sequence[Request], view: PolicyView) -> list[float]:
+        """The tenant's counter when the requests of it that wait before this one have started: so several may start
+        in one step, and still the least served tenant is next every time."""
+        counters: dict[str, float] = {}
+        ranks: dict[int, float] = {}
+        for request in sorted(waiting, key=attrgetter("handle")):
+            rank = ranks[request.handle] = counters.get(request.tenant, self.counters[request.tenant])
+            charge = 0.0 if request.num_preemptions else PROMPT_WEIGHT * request.num_prompt_tokens
+            counters[request.tenant] = rank + charge
+        return [ranks[request.handle] for request in waiting]
 
     def queued(self, request: Request, waiting: Iterable[Request]) -> None:
         tenants = {other.tenant: None for other in waiting}
