@@ -321,8 +321,13 @@ def test_a_stalled_engine_says_what_its_requests_wait_for(monkeypatch: pytest.Mo
     empty = scheduler.schedule(0.0)
     monkeypatch.setattr(scheduler, "schedule", lambda now: empty)
 
-    with pytest.raises(EngineStalled, match="'llm-1': 'queue_position'"):
+    with pytest.raises(
+        EngineStalled, match=r"no request moved in 16 steps\nstep 1; KV blocks: 100 of 100 free"
+    ) as stall:
         llm.generate("a", FOUR)
+
+    assert "llm-1 (waiting): 1 tokens known" in str(stall.value)
+    assert "queue_position (need 0, free 0)" in str(stall.value)
 
 
 # --- streams -----------------------------------------------------------------------------------------------

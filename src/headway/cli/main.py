@@ -11,6 +11,7 @@ import headway
 from headway.cli.bench import bench
 from headway.cli.demo import demo
 from headway.cli.draw import draw
+from headway.cli.explain import explain
 from headway.cli.generate import generate
 from headway.cli.help import GroupedCommand
 from headway.cli.models import models_app
@@ -60,6 +61,7 @@ app.command(cls=GroupedCommand)(generate)
 app.command(cls=GroupedCommand)(serve)
 app.command(cls=GroupedCommand)(demo)
 app.command(name="draw")(draw)
+app.command()(explain)
 app.add_typer(models_app, name="models")
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 

@@ -17,6 +17,7 @@ from headway.core.scheduler import Scheduler
 from headway.engine.loop import EngineLoop, StepReport
 from headway.engine.metrics import EngineMetrics
 from headway.engine.outputs import RequestUpdate
+from headway.engine.stall import describe_state
 from headway.models.loading import ChatTemplateError, Tokenizer
 
 Prompt = str | Sequence[int] | Int32
@@ -29,7 +30,7 @@ MAX_PRIORITY = 2**31 - 1
 
 
 class EngineStalled(RuntimeError):
-    """Requests are unfinished and no step changes anything: a bug. The message has their reasons for waiting."""
+    """Requests are unfinished and no step changes anything: a bug. The message has the scheduler's whole state."""
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,7 @@ class Engine:
             return report
         self._idle_steps += 1
         if self._idle_steps >= MAX_IDLE_STEPS:
-            reasons = {name: reason.code.value for name, reason in self.scheduler.wait_reasons().items()}
-            raise EngineStalled(f"no request moved in {MAX_IDLE_STEPS} steps; they wait for: {reasons}")
+            raise EngineStalled(f"no request moved in {MAX_IDLE_STEPS} steps\n{describe_state(self.scheduler)}")
         return report
 
     def close(self) -> None:
