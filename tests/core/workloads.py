@@ -26,9 +26,18 @@ POLICIES = ("fcfs", "priority", "shortest", "longest_prefix", "deadline", "fair"
 
 def examples(share: float) -> settings:
     """Settings of one random test: its share of HEADWAY_EXAMPLES, or of a small fixed set that is always the same."""
+    return _examples(share, 1600)
+
+
+def pressed_examples(share: float) -> settings:
+    """The same for tests of memory pressure, whose shares add up to 1."""
+    return _examples(share, 1200)
+
+
+def _examples(share: float, by_default: int) -> settings:
     wanted = os.environ.get("HEADWAY_EXAMPLES")
     return settings(
-        max_examples=max(1, int(share * int(wanted or 2000))),
+        max_examples=max(1, int(share * int(wanted or by_default))),
         derandomize=wanted is None,
         database=None,
         deadline=None,
