@@ -14,7 +14,7 @@ CODE := $(wildcard src tests benchmarks docs examples scripts)
 # The tests of the pure parts run first: they are fast and say most.
 PURE_TESTS := $(wildcard tests/config tests/kv tests/core tests/sim)
 
-.PHONY: help setup demo serve test check format-check lint types imports fix bench browser docs
+.PHONY: help setup demo serve test check format-check lint types imports fix bench bench-http soak browser docs
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ fix: $(STAMP) ## Format and mend what can be mended by machine
 
 bench: $(STAMP) ## Benchmarks, the short form
 	@$(BIN)/python benchmarks/scheduler_overhead.py --quick
+
+bench-http: $(STAMP) ## What HTTP costs: 64 streams against LLM.generate (ARGS="--rounds 1")
+	@$(BIN)/python benchmarks/http_overhead.py $(ARGS)
+
+soak: $(STAMP) ## The server at twice its capacity for five minutes (ARGS="--minutes 1")
+	@$(BIN)/python benchmarks/soak.py $(ARGS)
 
 browser: ## Chromium for the tests of the page, where apt-get can install it
 	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \
