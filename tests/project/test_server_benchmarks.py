@@ -53,14 +53,14 @@ def test_a_stream_that_fails_ends_the_benchmark(load: Any) -> None:
         server.rest()
 
 
-def test_a_soak_counts_every_outcome_and_leaves_nothing_behind(load: Any) -> None:
+def test_a_soak_counts_every_outcome_and_leaves_nothing_behind(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     soak, client = load("soak"), load("http_client")
+    monkeypatch.setattr(soak, "FORMS", ({"stop": "q"},))
     limits = {"max_num_seqs": 4, "max_num_queued_reqs": 5, "max_model_len": 1200, "num_blocks": 400}
     with serving(ScriptedExecutor(echo), **limits) as server:
         process = client.ServerProcess(int(server.url.rpartition(":")[2]), os.getpid())
         server.service.engine.snapshot_age_s = -1.0
         before = soak.rest(process.port, soak.state(process.port))
-        soak.FORMS = ()
         tally = asyncio.run(soak.run(process, 8, 3.0, 1))
         after = soak.rest(process.port, before)
         server.rest()
