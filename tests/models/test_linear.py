@@ -82,3 +82,12 @@ def test_unknown_weight_dtypes_are_refused() -> None:
         check_weight_dtype("int3", CPU, has_native=True)
     with pytest.raises(ConfigError, match=r"weight_dtype='bfloat16'.*needs the native kernels on the CPU"):
         check_weight_dtype("bfloat16", CPU, has_native=False)
+
+
+def test_float16_on_the_cpu_needs_a_kernel_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_weight_dtype("float16", CPU, has_native=False)
+    monkeypatch.setattr("headway.models.ops.linear.has_fbgemm", lambda: False)
+    check_weight_dtype("float16", CPU, has_native=True)
+    check_weight_dtype("float16", torch.device("cuda"), has_native=False)
+    with pytest.raises(ConfigError, match=r"weight_dtype='float16'.*native kernels or fbgemm"):
+        check_weight_dtype("float16", CPU, has_native=False)

@@ -171,9 +171,11 @@ def test_bfloat16_weights_need_the_native_kernels_on_the_cpu() -> None:
         DecoderModel(config, {}, ops=select_ops("cpu", "torch"), weight_dtype="bfloat16")
 
 
-def test_positions_beyond_the_table_are_not_made() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_positions_beyond_what_the_model_was_made_for_are_refused(backend: str) -> None:
     config = model("llama", "torch").config
     weights = random_weights(config, seed=0)
-    made = DecoderModel(config, weights, ops=select_ops("cpu", "torch"), max_positions=10)
-    with pytest.raises(IndexError):
+    made = DecoderModel(config, weights, ops=select_ops("cpu", backend), max_positions=10)
+    assert PagedRunner(made, [10]).step([(0, 9, [1])]).isfinite().all()
+    with pytest.raises(IndexError, match="position 10 is beyond the 10"):
         PagedRunner(made, [11]).step([(0, 10, [1])])

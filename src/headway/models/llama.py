@@ -153,7 +153,15 @@ class DecoderModel:
 
         Returns:
             [T, hidden_size] in the compute dtype, after the final norm.
+
+        Raises:
+            IndexError: a token stands beyond ``max_positions``.
         """
+        # Native kernels would read beyond the table; on a GPU torch checks it, and looking here would make us wait.
+        if self.device.type == "cpu" and int(meta.positions.max()) >= len(self._rope):
+            raise IndexError(
+                f"position {int(meta.positions.max())} is beyond the {len(self._rope)} the model was made for"
+            )
         eps = self.config.rms_norm_eps
         residual = functional.embedding(token_ids, self._embedding).to(self.compute_dtype)
         x = self._fused.rms_norm(residual, self._layers[0].input_norm, eps)

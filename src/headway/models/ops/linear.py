@@ -77,6 +77,13 @@ def check_weight_dtype(weight_dtype: str, device: torch.device, has_native: bool
         raise ConfigError("weight_dtype", weight_dtype, f"must be one of {', '.join(WEIGHT_DTYPES)}")
     if weight_dtype == "bfloat16" and device.type == "cpu" and not has_native:
         raise ConfigError("weight_dtype", weight_dtype, "needs the native kernels on the CPU, take float32 or float16")
+    if weight_dtype == "float16" and device.type == "cpu" and not has_native and not has_fbgemm():
+        raise ConfigError("weight_dtype", weight_dtype, "needs the native kernels or fbgemm on the CPU, take float32")
+
+
+def has_fbgemm() -> bool:
+    """Whether this build of torch can multiply with float16 weights on the CPU."""
+    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def fits_float16(weight: Tensor) -> bool:
