@@ -14,7 +14,7 @@ CODE := $(wildcard src tests benchmarks docs examples scripts)
 # The tests of the pure parts run first: they are fast and say most.
 PURE_TESTS := $(wildcard tests/config tests/kv tests/core tests/sim)
 
-.PHONY: help setup demo serve test check format-check lint types imports fix bench bench-http soak browser docs
+.PHONY: help setup demo serve test check format-check lint types imports fix bench bench-http soak aiperf browser docs
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,12 @@ bench-http: $(STAMP) ## What HTTP costs: 64 streams against LLM.generate (ARGS="
 
 soak: $(STAMP) ## The server at twice its capacity for five minutes (ARGS="--minutes 1")
 	@$(BIN)/python benchmarks/soak.py $(ARGS)
+
+aiperf: ## NVIDIA's load client on a server that runs, 1.2 GB to install (ARGS="--model NAME --tokenizer FOLDER")
+	@test -x .venv-aiperf/bin/aiperf || { $(PYTHON) -m venv .venv-aiperf && \
+		.venv-aiperf/bin/pip install -q $(HEADWAY_PIP_ARGS) 'aiperf>=0.13'; }
+	@.venv-aiperf/bin/aiperf profile --url http://127.0.0.1:8000 --endpoint-type chat --streaming --ui none \
+		--concurrency 64 --request-count 128 --synthetic-input-tokens-mean 256 --output-tokens-mean 128 $(ARGS)
 
 browser: ## Chromium for the tests of the page, where apt-get can install it
 	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \
