@@ -158,7 +158,7 @@ def load_model(options: EngineOptions, progress: ProgressCallback | None = None)
     """
     device = torch.device(_device(options.device))
     ops = select_ops(device, options.kernels)
-    weight_dtype = _weight_dtype(options.weight_dtype, device)
+    weight_dtype = _weight_dtype(options.weight_dtype, device, ops)
     source = resolve_model(options.model, cache_dir=options.cache_dir, progress=progress)
     tokenizer = load_tokenizer(source)
     config, weights = load_weights(source)
@@ -185,13 +185,14 @@ def _device(choice: str) -> str:
     return choice
 
 
-def _weight_dtype(choice: str, device: torch.device) -> str:
+def _weight_dtype(choice: str, device: torch.device, ops: Ops) -> str:
     if choice != "auto":
         return choice
     if device.type == "cuda":
         return "bfloat16"
-    # float16 on a CPU is a storage format, which only fbgemm's kernels can multiply with.
-    return "float16" if "fbgemm" in torch.backends.quantized.supported_engines else "float32"
+    # float16 on a CPU is a storage format, which only the native kernels and fbgemm's can multiply with.
+    multiplies = ops.native_linear is not None or "fbgemm" in torch.backends.quantized.supported_engines
+    return "float16" if multiplies else "float32"
 
 
 def _longest(asked: int | None, config: ModelConfig) -> int:
