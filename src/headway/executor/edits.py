@@ -14,11 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from headway.core.plan import Int32, Int64
 from headway.executor.tensors import to_device
 
 Float32 = npt.NDArray[np.float32]
+
+_BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+_ADDED: Float32 = np.where(_BITS, 0.0, -np.inf).astype(np.float32)
+"""float32[256, 8]: for each byte of a mask, what it adds to the logits of its eight tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,15 +49,17 @@ class Penalties:
 
 
 def keep_allowed(logits: Tensor, rows: Int64, bits: Int32) -> None:
-    """Make tokens impossible in ``rows`` int64[k] that ``bits`` int32[k, words] do not allow, in place."""
-    packed = to_device(bits.view(np.uint8), logits.device)
-    shifts = torch.arange(8, dtype=torch.uint8, device=logits.device)
-    allowed = ((packed[:, :, None] >> shifts) & 1).flatten(1)[:, : logits.shape[1]].bool()
+    """Make tokens impossible in ``rows`` int64[k] that ``bits`` int32[k, words] do not allow, in place.
+
+    What to add to eight logits is looked up by a byte: on a CPU that takes 20 us a row of 49,152, and filling by a mask
+    of single tokens up to 170.
+    """
+    packed = to_device(bits.view(np.uint8).astype(np.int32), logits.device)
+    added = functional.embedding(packed, to_device(_ADDED, logits.device)).flatten(1)[:, : logits.shape[1]]
     if len(rows) == len(logits):
-        logits.masked_fill_(~allowed, -torch.inf)
+        logits.add_(added)
     else:
-        places = to_device(rows, logits.device)
-        logits[places] = logits[places].masked_fill_(~allowed, -torch.inf)
+        logits.index_add_(0, to_device(rows, logits.device), added)
 
 
 def apply_penalties(logits: Tensor, token_table: Tensor, penalties: Penalties) -> None:
