@@ -27,7 +27,7 @@ class OraclePolicy:
         elif self.name == "paying_first":
             urgency = 0 if request.tenant.startswith("paid-") else 1
         elif self.name == "shortest":
-            rank = len(entry.tokens) + (entry.arrival / self.ageing * 2**20 if self.ageing else 0.0)
+            rank = len(entry.tokens) + (entry.arrival // self.ageing * 2**20 if self.ageing else 0.0)
         elif self.name == "deadline":
             allowed = SLO_S.get(request.slo, inf) if request.deadline_s is None else request.deadline_s
             rank = entry.arrival + allowed

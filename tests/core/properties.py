@@ -157,7 +157,8 @@ class StepChecker(BlockChecker):
         idle = bool(before.rows or before.waiting) and not before.flying and not plan.num_rows
         idle = idle and not any(isinstance(event, (Finished, Preempted)) for event in events)
         held = any(reason.code is ReasonCode.PREFILL_CADENCE for reason in reasons.values())
-        assert not idle or (held and not self.was_idle), self.broken("P3", f"nothing moves: {reasons}")
+        on_hold = any(reason.code is ReasonCode.POLICY_HOLD for reason in reasons.values())
+        assert not idle or on_hold or (held and not self.was_idle), self.broken("P3", f"nothing moves: {reasons}")
         self.was_idle = idle
 
     def _check_order(

@@ -1,4 +1,4 @@
-"""Reservations, overtaking, predicted costs, look-ups: small scenes after memory.md and public bug reports."""
+"""Reservations, overtaking, costs, look-ups: small scenes after docs/design/memory.md and public bug reports."""
 
 from __future__ import annotations
 

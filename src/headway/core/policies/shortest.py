@@ -12,14 +12,15 @@ TOKEN_SCALE = 1 << 20
 
 
 class ShortestPromptFirst(Policy):
-    """Orders by prompt length, plus a charge for arriving late.
+    """Orders by prompt length those that arrive within the same span of ``ageing_s`` seconds; earlier spans come first.
 
-    The charge reaches ``TOKEN_SCALE`` tokens after ``ageing_s`` seconds, so nobody is overtaken by a request that
-    arrived ``ageing_s`` or more after it, however short that is.
+    So nobody is overtaken by a request that arrived ``ageing_s`` or more after it, however short that is. A charge that
+    grows with every second instead would have to outweigh the longest prompt after ``ageing_s``, and then outweighs
+    common differences of length at once.
     """
 
     default_ageing_s: ClassVar[float | None] = 30.0
 
     def order_key(self, request: Request) -> OrderKey:
-        late = request.arrival_s / self.ageing_s * TOKEN_SCALE if self.ageing_s else 0.0
-        return (0, request.num_prompt_tokens + late, request.handle)
+        span = request.arrival_s // self.ageing_s if self.ageing_s else 0.0
+        return (0, span * TOKEN_SCALE + request.num_prompt_tokens, request.handle)
