@@ -9,16 +9,41 @@ without any pressure. ``HEADWAY_EXAMPLES=10000`` makes 10,000 such traces.
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import CacheConfig, SchedulerConfig
+from headway.core.plan import StepPlan, StepResult
 from headway.core.scheduler import Scheduler
 from headway.sim.fake import FakeExecutor
 from tests.core.builders import PrefixModel, Run, drive
 from tests.core.properties import StepChecker
 from tests.core.workloads import VOCABULARY, Workload, pressed_examples, workloads
+
+
+class TimedFake(FakeExecutor):
+    """The checking executor, with times, so that costs are predicted: for ``cheapest`` and ``auto``."""
+
+    def __init__(self, workload: Workload, block_copy_s: float) -> None:
+        super().__init__(
+            block_size=workload.cache.block_size,
+            vocab_size=VOCABULARY,
+            fail=lambda plan: workload.failures.get(plan.step, {}),
+        )
+        self.block_copy_s = block_copy_s
+        self.times: deque[tuple[float, float]] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        super().submit(plan)
+        num_copies = len(plan.swap_out) + len(plan.swap_in)
+        copy_s = 0.001 + self.block_copy_s * num_copies if num_copies else 0.0
+        self.times.append((0.002 + 0.001 * plan.num_tokens, copy_s))
+
+    def collect(self) -> StepResult:
+        forward_s, copy_s = self.times.popleft()
+        return dataclasses.replace(super().collect(), forward_s=forward_s, copy_s=copy_s)
 
 
 def run_checked(workload: Workload, depth: int, model: PrefixModel | FakeExecutor) -> Run:
@@ -66,11 +91,10 @@ def test_tokens_equal_those_of_a_run_without_pressure(workload: Workload, depth:
 
 
 @pressed_examples(0.3)
-@given(workload=workloads(pressed=True), depth=st.sampled_from((1, 2, 3)))
-def test_nothing_leaks_stalls_or_reads_foreign_blocks_with_both_tiers(workload: Workload, depth: int) -> None:
-    fake = FakeExecutor(
-        block_size=workload.cache.block_size,
-        vocab_size=VOCABULARY,
-        fail=lambda plan: workload.failures.get(plan.step, {}),
-    )
-    run_checked(workload, depth, fake)
+@given(
+    workload=workloads(pressed=True), depth=st.sampled_from((1, 2, 3)), block_copy_s=st.sampled_from((0.0, 1e-4, 1e-2))
+)
+def test_nothing_leaks_stalls_or_reads_foreign_blocks_with_both_tiers(
+    workload: Workload, depth: int, block_copy_s: float
+) -> None:
+    run_checked(workload, depth, TimedFake(workload, block_copy_s))
