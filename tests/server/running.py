@@ -89,7 +89,7 @@ class Running:
         """Wait until nothing is going on; then check that nothing was left behind."""
         engine, service = self.service.engine, self.service
         self.until(lambda: not service.calls and not engine.num_open and not engine.heartbeat.busy)
-        assert (service.admission.num_requests, service.admission.num_tokens) == (0, 0)
+        self.until(lambda: (service.admission.num_requests, service.admission.num_tokens) == (0, 0))
         scheduler = self.engine.scheduler
         assert (scheduler.num_running, scheduler.num_waiting) == (0, 0)
         assert scheduler.kv.pool.num_free == scheduler.cache.num_blocks
