@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import importlib
 import json
@@ -11,7 +12,10 @@ from types import ModuleType
 
 import pytest
 
+from headway.build import load_model
+from headway.config import EngineOptions
 from headway.engine.llm import OfflineLLM
+from headway.models.tiny import make_tiny
 from tests.engine.builders import ScriptedExecutor, echo, make_engine
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -107,3 +111,61 @@ def test_engine_bench_names_every_peer_figure(load) -> None:
 
     assert {len(figures) for figures in engine.PEERS.values()} == {len(engine.FIGURES)}
     assert engine.BARS.keys() < engine.FIGURES.keys()
+
+
+def test_preemption_bench_compares_modes_in_virtual_time(load) -> None:
+    module: ModuleType = load("preemption")
+
+    bench = module.VirtualBench("2 CPU cores, 135M", 30)
+    outcomes, knobs = bench.modes(), bench.knobs()
+
+    assert tuple(outcomes.pools) == module.POOLS
+    wide, narrow = outcomes.pools[100], outcomes.pools[15]
+    assert len({one.throughput_tok_s for one in wide.values()}) == 1
+    assert narrow["recompute"].recomputed_tokens > 0 == narrow["swap"].recomputed_tokens
+    assert narrow["swap"].swap_bytes > 0 == narrow["recompute"].swap_bytes
+    assert outcomes.auto_share[15] == narrow["auto"].throughput_tok_s / narrow["swap"].throughput_tok_s
+    assert list(knobs) == list(module.KNOBS)
+    assert knobs["defaults"]["no swap space"] == outcomes.pools[30]["recompute"]
+    assert sum(knobs["reservation all"]["no swap space"].preemptions.values()) == 0
+
+
+def test_preemption_bench_takes_each_step_at_its_fastest(load) -> None:
+    module: ModuleType = load("preemption")
+    work = module.RealWork([[1], [2]], 10)
+    turns = [
+        module.Turn([(1,), (1,)], [3.0, 1.0], [0, 1]),
+        module.Turn([(1,), (1,)], [1.0, 4.0], [0, 1]),
+        module.Turn([(2,), (2,)], [0.5, 9.0], [1, 1]),
+    ]
+
+    outcome = module.undisturbed(turns, work)
+
+    assert (outcome.throughput_tok_s, outcome.p50_s) == (20 / 2.0, 1.5)
+    outcomes = module.Outcomes()
+    outcomes.add(
+        30,
+        {
+            mode: dataclasses.replace(outcome, throughput_tok_s=value)
+            for mode, value in zip(module.MODES, (8.0, 10.0, 9.0), strict=True)
+        },
+    )
+    assert outcomes.auto_share == {30: 0.9}
+
+
+def test_preemption_bench_runs_a_model_draws_and_sums_up(load, tmp_path: Path) -> None:
+    module, plot = load("preemption"), load("preemption_plot")
+    loaded = load_model(EngineOptions(model=str(make_tiny(tmp_path / "tiny"))))
+    work = module.RealWork([[place + number for place in range(40)] for number in range(1, 9)], 24)
+
+    real = module.run_real(loaded, work, 1)
+    target = plot.draw_pressure({"tiny": real.pools}, tmp_path / "out")
+    line = json.loads(json.dumps(module.summary("tiny", real, {"same": real})))
+
+    assert target.stat().st_size > 10_000
+    assert (work.need, work.largest) == (8 * 4, 5)
+    assert list(line["throughput_tok_s"]) == ["100", "60", "30", "15"]
+    assert all(list(modes) == list(module.MODES) for modes in line["throughput_tok_s"].values())
+    assert real.pools[30]["swap"].preemptions["swap"] > 0
+    assert real.pools[30]["swap"].swap_bytes > 0
+    assert real.pools[100]["recompute"].preemptions == {"recompute": 0, "swap": 0}

@@ -12,13 +12,13 @@ import typer
 import headway
 from headway.config import ConfigError
 
-BENCHMARKS = {"scheduler": "scheduler_overhead.py", "engine": "engine.py"}
+BENCHMARKS = {"scheduler": "scheduler_overhead.py", "engine": "engine.py", "preemption": "preemption.py"}
 
 
 def bench(
     context: typer.Context,
     which: Annotated[
-        str, typer.Argument(metavar="|".join(BENCHMARKS), help="The scheduler alone or the whole engine.")
+        str, typer.Argument(metavar="|".join(BENCHMARKS), help="The scheduler, the whole engine, or memory pressure.")
     ],
 ) -> None:
     """Run a benchmark of this checkout.
