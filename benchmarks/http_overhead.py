@@ -3,7 +3,7 @@
 Both run the same model with the same options, in processes of their own, in turns; the ratio is the median over the
 rounds of one turn by the other, so that a machine that gets slower or faster meanwhile matters less. The bar is 95 %.
 
-    python benchmarks/http_overhead.py [--model MODEL] [--rounds 3] [--outputs 128] [--streams 64]
+    python benchmarks/http_overhead.py [--model MODEL] [--rounds 3] [--outputs 128] [--streams 64] [--prompt-tokens 32]
 
 The last line of the output is one JSON object.
 """
@@ -29,6 +29,7 @@ from headway import LLM
 from headway.config import SamplingParams
 
 BAR = 0.95
+WARM_OUTPUTS = 8
 LIMITS = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2304, "num_blocks": 1792}
 
 
@@ -67,22 +68,27 @@ def http_turn(server: ServerProcess, prompts: Sequence[str], num_outputs: int) -
 
 
 def measure(arguments: argparse.Namespace) -> tuple[list[Turn], list[Turn]]:
-    """Turns of both, after one of each to warm up."""
+    """Turns of both, round by round, after one of each to warm up."""
     llm = LLM(arguments.model, enable_prefix_caching=False, **LIMITS)
     work = make_work(encoder(llm))
     tokenizer = llm.engine.tokenizer
     assert tokenizer is not None
-    prompts = [tokenizer.decode(prompt) for prompt in (work.main * -(-arguments.streams // len(work.main)))]
+    longest = arguments.prompt_tokens
+    prompts = [tokenizer.decode(prompt[:longest]) for prompt in work.main * -(-arguments.streams // len(work.main))]
     prompts = prompts[: arguments.streams]
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in LIMITS.items()]
-    offline, http = [], []
+    offline: list[Turn] = []
+    http: list[Turn] = []
     with serving([arguments.model, "--no-enable-prefix-caching", *flags]) as server:
-        for number in range(arguments.rounds + 1):
-            num_outputs = arguments.outputs if number else 8
-            turns = offline_turn(llm, prompts, num_outputs), http_turn(server, prompts, num_outputs)
-            if number:
-                offline.append(turns[0])
-                http.append(turns[1])
+        offline_turn(llm, prompts, WARM_OUTPUTS)
+        http_turn(server, prompts, WARM_OUTPUTS)
+        for number in range(arguments.rounds):
+            # Who goes first alternates: a machine that is getting slower is then unfair to both.
+            if number % 2:
+                http.append(http_turn(server, prompts, arguments.outputs))
+            offline.append(offline_turn(llm, prompts, arguments.outputs))
+            if not number % 2:
+                http.append(http_turn(server, prompts, arguments.outputs))
     return offline, http
 
 
@@ -112,6 +118,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each; default %(default)s")
     parser.add_argument("--streams", type=int, default=64, help="calls at once; default %(default)s")
     parser.add_argument("--outputs", type=int, default=128, help="tokens of each; default %(default)s")
+    parser.add_argument("--prompt-tokens", type=int, help="cut prompts to so many; default: 274 on average")
     arguments = parser.parse_args()
     offline, http = measure(arguments)
     figures = show(Console(), offline, http)
