@@ -11,6 +11,7 @@ from headway.config import ConfigError, SamplingParams, Structured
 from headway.server.errors import ApiError, invalid, unavailable
 
 NUM_THREADS = 2
+_SMALL = Structured.choice(["yes", "no"])
 
 
 class Compiling:
@@ -25,6 +26,11 @@ class Compiling:
         self._compile_form = compile_form
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="compile")
+
+    def warm_up(self) -> None:
+        """Compile something small, so that what is made when the first form comes is there before a client waits."""
+        if self._compile_form is not None:
+            self._threads.submit(self._compile_form, _SMALL)
 
     async def compile(self, sampling: SamplingParams, field: str) -> SamplingParams:
         """The same parameters with the form compiled, if there is one.

@@ -67,6 +67,7 @@ class Service:
     def start(self) -> None:
         """Begin."""
         self.engine.start()
+        self._compiling.warm_up()
 
     async def stop(self) -> None:
         """The end."""
