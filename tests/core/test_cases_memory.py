@@ -110,6 +110,19 @@ def test_swapped_request_does_not_wait_for_what_others_compute() -> None:
     assert run.outputs["r"] == run.outputs["o"]
 
 
+def test_swapped_request_takes_a_token_back_from_a_prompt_of_its_class() -> None:
+    """l would take all 8 tokens of step 8; r, which l's growth swapped out, goes on with one of them."""
+    scene = swap_scene(num_blocks=12, max_num_batched_tokens=8, scheduling_policy="deadline", reservation="nothing")
+    arrivals = {
+        1: [make_request("d", 24, max_tokens=5, deadline_s=1.0), make_request("r", 8, max_tokens=9)],
+        6: [make_request("l", 40, deadline_s=9.0)],
+    }
+    run = scene.run(arrivals)
+    first = swaps(run)[0]
+    assert (first.request_id, first.by, first.step) == ("r", "l", 7)
+    assert (run.scheduled["l"][8], run.scheduled["r"][8]) == (7, 1)
+
+
 def test_full_host_tier_means_recompute_and_never_an_error() -> None:
     """Two host blocks hold neither of the victims."""
     scene = swap_scene(num_blocks=9, max_num_seqs=3, num_host_blocks=2)
