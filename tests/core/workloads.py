@@ -26,12 +26,12 @@ POLICIES = ("fcfs", "priority", "shortest", "longest_prefix", "deadline", "fair"
 
 def examples(share: float) -> settings:
     """Settings of one random test: its share of HEADWAY_EXAMPLES, or of a small fixed set that is always the same."""
-    return _examples(share, 1200)
+    return _examples(share, 800)
 
 
 def pressed_examples(share: float) -> settings:
     """The same for tests of memory pressure, whose shares add up to 1."""
-    return _examples(share, 1000)
+    return _examples(share, 500)
 
 
 def _examples(share: float, by_default: int) -> settings:
