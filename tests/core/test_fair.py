@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from headway.config import CacheConfig, SchedulerConfig
 from headway.core.events import Admitted, Event, StepOutput
 from headway.core.plan import StepPlan, StepResult
+from headway.core.policies import FairShare
 from headway.core.request import Request
 from headway.core.scheduler import Scheduler
 from tests.core.builders import Run, drive, make_request
@@ -185,6 +186,19 @@ def test_several_starts_of_one_step_take_turns() -> None:
         crowd.send(1, tenant, 4, 4)
     run, _ = crowd.run()
     assert [row.request_id for row in run.plans[0].admitted] == ["a0", "b4", "a1", "b5"]
+
+
+def test_tenants_that_are_gone_cost_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The policy is told only of those that got tokens, however many there ever were."""
+    told: list[tuple[list[str], list[int]]] = []
+    monkeypatch.setattr(FairShare, "delivered", lambda _, names, tokens: told.append((names, tokens.tolist())))
+    crowd = make_crowd(2, num_blocks=100)
+    for step, tenant in ((1, "a"), (1, "a"), (9, "b"), (12, "c")):
+        crowd.send(step, tenant, 4, 6)
+    crowd.run()
+    assert told[0] == (["a"], [2])
+    assert told[-1] == (["c"], [1])
+    assert (["b", "c"], [1, 1]) in told
 
 
 def test_being_away_saves_up_nothing() -> None:

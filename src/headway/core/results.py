@@ -28,8 +28,9 @@ def apply_result(state: SchedulerState, plan: StepPlan, result: StepResult) -> S
     rows = np.flatnonzero(sampled).astype(np.int32)
     tokens, counts, stopped = _deliver(state, slots[rows], result.tokens[rows], result.counts[rows])
     if state.policy.counts_tokens:
-        served = np.bincount(columns.tenant[slots[rows]], weights=counts, minlength=len(columns.tenants))
-        state.policy.delivered(columns.tenants, served.astype(np.int64))
+        served = np.bincount(columns.tenant[slots[rows]], weights=counts).astype(np.int64)
+        there = np.flatnonzero(served)  # tenants come and go; those that are gone must cost nothing
+        state.policy.delivered([columns.tenants[tenant] for tenant in there.tolist()], served[there])
     output_handles = columns.handle[slots[rows]]
     if state.cache.enable_prefix_caching:
         publish_full_blocks(state, slots if live is None else slots[live])
