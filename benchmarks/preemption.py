@@ -6,8 +6,8 @@ Work arrives at once; its *need* is the most KV blocks it holds when there are e
     python benchmarks/preemption.py [--model MODEL] [--repeats N] [--out FOLDER] [--quick]
 
 Auto should never be worse than the better of the other two by more than 5 %. Real runs of the three modes take turns,
-and each step counts with the fastest of its turns: whatever else the machine does only slows it down. Draws
-preemption.png. The last line of the output is one JSON object.
+and each step counts with the fastest of its shape (rows, tokens, copies) in any of them: their work was the same, and
+whatever else the machine does only slows it down. Draws preemption.png. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -198,17 +198,24 @@ def make_real_work(loaded: LoadedModel, quick: bool) -> RealWork:
 
 def run_real(loaded: LoadedModel, work: RealWork, repeats: int) -> Outcomes:
     """All pools and modes, the modes taking turns."""
-    outcomes = Outcomes()
+    turns: dict[tuple[int, str], list[Turn]] = {(pool, mode): [] for pool in POOLS for mode in MODES}
     for pool in POOLS:
         num_blocks = max(work.need * pool // 100, work.largest)
         engines = {mode: open_engine(loaded, num_blocks, mode, len(work.prompts)) for mode in MODES}
-        turns: dict[str, list[Turn]] = {mode: [] for mode in MODES}
-        for turn in range(repeats + 1):
-            for mode, engine in engines.items():
-                turns[mode].append(run_turn(engine, work, turn))
         # The first turn warms up: memory is touched for the first time, and auto has not measured anything.
-        outcomes.add(pool, {mode: undisturbed(done[1:], work) for mode, done in turns.items()})
+        for number in range(repeats + 1):
+            for mode, engine in engines.items():
+                turn = run_turn(engine, work, number)
+                turns[pool, mode] += [turn] if number else []
+    step_s = fastest_steps(turn for done in turns.values() for turn in done)
+    outcomes = Outcomes()
+    for pool in POOLS:
+        outcomes.add(pool, {mode: undisturbed(turns[pool, mode][-1], step_s, work) for mode in MODES})
     return outcomes
+
+
+Shape = tuple[int, ...]
+"""Rows, tokens, blocks copied out and back of a step."""
 
 
 @dataclass
@@ -216,13 +223,13 @@ class Turn:
     """One run, step by step.
 
     Attributes:
-        shapes: rows, tokens and copies of each step.
+        shapes: of each step.
         seconds: what each step took.
         ends: per request, the step that ended it, from 0.
         recomputed_tokens, swap_bytes, preemptions: as in ``Outcome``.
     """
 
-    shapes: list[tuple[int, ...]] = field(default_factory=list)
+    shapes: list[Shape] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     recomputed_tokens: int = 0
@@ -240,9 +247,10 @@ def run_turn(engine: Engine, work: RealWork, number: int) -> Turn:
         begin = time.perf_counter()
         report = engine.advance()
         turn.seconds.append(time.perf_counter() - begin)
-        if report.plan is not None:
-            plan = report.plan
-            turn.shapes.append((plan.num_rows, plan.num_tokens, len(plan.swap_out), len(plan.swap_in)))
+        plan = report.plan
+        turn.shapes.append(
+            () if plan is None else (plan.num_rows, plan.num_tokens, len(plan.swap_out), len(plan.swap_in))
+        )
         turn.ends += [len(turn.seconds) - 1 for update in report.updates if update.output is not None]
     after = engine.metrics.counters
     turn.recomputed_tokens = after.recomputed_tokens - before.recomputed_tokens
@@ -253,19 +261,26 @@ def run_turn(engine: Engine, work: RealWork, number: int) -> Turn:
     return turn
 
 
-def undisturbed(turns: list[Turn], work: RealWork) -> Outcome:
-    """The turns as one, each step as fast as it was in any of them; the fastest turn if they made different steps."""
-    best = min(turns, key=lambda turn: sum(turn.seconds))
-    alike = [turn.seconds for turn in turns if turn.shapes == best.shapes]
-    at_s = np.cumsum(np.min(alike, axis=0))
-    latencies = at_s[best.ends]
+def fastest_steps(turns: Iterable[Turn]) -> dict[Shape, float]:
+    """Seconds of the fastest step of each shape."""
+    fastest: dict[Shape, float] = {}
+    for turn in turns:
+        for shape, seconds in zip(turn.shapes, turn.seconds, strict=True):
+            fastest[shape] = min(seconds, fastest.get(shape, seconds))
+    return fastest
+
+
+def undisturbed(turn: Turn, step_s: Mapping[Shape, float], work: RealWork) -> Outcome:
+    """A turn as it would have been on an idle machine, with these seconds per step."""
+    at_s = np.cumsum([step_s[shape] for shape in turn.shapes])
+    latencies = at_s[turn.ends]
     return Outcome(
         len(work.prompts) * work.num_outputs / float(at_s[-1]),
         percentile(latencies, 50),
         percentile(latencies, 99),
-        best.recomputed_tokens,
-        best.swap_bytes,
-        best.preemptions,
+        turn.recomputed_tokens,
+        turn.swap_bytes,
+        turn.preemptions,
     )
 
 
@@ -370,7 +385,7 @@ def main() -> None:
     virtual = {machine: bench.modes() for machine, bench in benches.items()}
     knobs = next(iter(benches.values())).knobs()
     loaded = load_model(EngineOptions(model=arguments.model))
-    repeats = 2 if arguments.quick else arguments.repeats
+    repeats = 1 if arguments.quick else arguments.repeats
     real = run_real(loaded, make_real_work(loaded, arguments.quick), repeats)
     for machine, outcomes in virtual.items():
         show(console, f"virtual: {machine}", outcomes)

@@ -134,14 +134,13 @@ def test_preemption_bench_takes_each_step_at_its_fastest(load) -> None:
     module: ModuleType = load("preemption")
     work = module.RealWork([[1], [2]], 10)
     turns = [
-        module.Turn([(1,), (1,)], [3.0, 1.0], [0, 1]),
-        module.Turn([(1,), (1,)], [1.0, 4.0], [0, 1]),
-        module.Turn([(2,), (2,)], [0.5, 9.0], [1, 1]),
+        module.Turn([(2, 40), (2, 2), (2, 2)], [3.0, 1.0, 2.0], [1, 2]),
+        module.Turn([(2, 40), (1, 9)], [2.0, 4.0], [0, 1]),
     ]
 
-    outcome = module.undisturbed(turns, work)
+    outcome = module.undisturbed(turns[0], module.fastest_steps(turns), work)
 
-    assert (outcome.throughput_tok_s, outcome.p50_s) == (20 / 2.0, 1.5)
+    assert (outcome.throughput_tok_s, outcome.p50_s) == (20 / 4.0, 3.5)
     outcomes = module.Outcomes()
     outcomes.add(
         30,
