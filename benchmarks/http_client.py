@@ -31,7 +31,7 @@ class Stream(asyncio.Protocol):
         request: the whole of it.
         done: set when the connection is closed, by either side.
         leave_after_s: give up so long after sending; ``None`` to stay.
-        begin_s, first_s, end_s: when the call was sent, when its first byte came, and its last.
+        begin_s, first_s, end_s: when the call was sent, when its first event came, and its last byte.
     """
 
     request: bytes
@@ -54,7 +54,7 @@ class Stream(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.end_s = time.perf_counter()
-        if not self._parts:
+        if not self.first_s and b"data: " in data:
             self.first_s = self.end_s
         self._parts.append(data)
 

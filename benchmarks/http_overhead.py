@@ -104,10 +104,13 @@ def show(console: Console, offline: Sequence[Turn], http: Sequence[Turn]) -> dic
     ratios = [ours.tokens_per_second / alone.tokens_per_second for ours, alone in zip(http, offline, strict=True)]
     ratio = statistics.median(ratios)
     console.print(f"ratio {ratio:.3f} (of {', '.join(f'{each:.3f}' for each in ratios)}); the bar is {BAR}")
+    spent = [statistics.median(turn.cpu_us_per_token for turn in turns) for turns in (offline, http)]
+    console.print(f"processor time per token, offline by HTTP: {spent[0] / spent[1]:.3f}")
     return {
         "http_tok_s": round(statistics.median(turn.tokens_per_second for turn in http), 1),
         "offline_tok_s": round(statistics.median(turn.tokens_per_second for turn in offline), 1),
         "ratio": round(ratio, 3),
+        "cpu_ratio": round(spent[0] / spent[1], 3),
     }
 
 
