@@ -67,7 +67,8 @@ aiperf: ## NVIDIA's load client on a server that runs, 1.2 GB to install (ARGS="
 	@test -x .venv-aiperf/bin/aiperf || { $(PYTHON) -m venv .venv-aiperf && \
 		.venv-aiperf/bin/pip install -q $(HEADWAY_PIP_ARGS) 'aiperf>=0.13'; }
 	@.venv-aiperf/bin/aiperf profile --url http://127.0.0.1:8000 --endpoint-type chat --streaming --ui none \
-		--concurrency 64 --request-count 128 --synthetic-input-tokens-mean 256 --output-tokens-mean 128 $(ARGS)
+		--concurrency 64 --request-count 128 --synthetic-input-tokens-mean 256 --output-tokens-mean 128 \
+		--extra-inputs ignore_eos:true --use-server-token-count --artifact-dir out/aiperf $(ARGS)
 
 browser: ## Chromium for the tests of the page, where apt-get can install it
 	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \
