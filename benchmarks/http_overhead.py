@@ -29,7 +29,7 @@ from headway import LLM
 from headway.config import SamplingParams
 
 BAR = 0.95
-WARM_OUTPUTS = 8
+WARM_OUTPUTS = 32
 LIMITS = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "max_model_len": 2304, "num_blocks": 1792}
 
 
