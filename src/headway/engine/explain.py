@@ -148,10 +148,8 @@ def _kv_short(case: _Case) -> tuple[str, str]:
     if reason.by:
         text += f" Most of what is kept back is for request {reason.by}."
     missing = max(reason.need - reason.free, 1)
-    return (
-        text,
-        f"{counted(missing, 'more block')} {'becomes' if missing == 1 else 'become'} free: running requests end, or are preempted.",
-    )
+    become = "becomes" if missing == 1 else "become"
+    return text, f"{counted(missing, 'more block')} {become} free: running requests end, or are preempted."
 
 
 def _are(free: int) -> str:
