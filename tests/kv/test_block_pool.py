@@ -69,6 +69,40 @@ def test_uncached_free_blocks_are_reused_before_cached_ones() -> None:
     assert pool.lookup(0, b"b") == 2
 
 
+def test_written_blocks_without_content_go_before_untouched_ones_and_those_before_cached_ones() -> None:
+    pool = BlockPool(8)
+    first = pool.take(4)
+    pool.publish(0, [b"a", b"b"], first[:2])
+    pool.free(first)
+    assert pool.num_touched == 4
+
+    assert pool.take(2).tolist() == [3, 4]
+    assert pool.num_touched == 4
+    assert pool.take(5).tolist() == [5, 6, 7, 8, 1]
+    assert pool.num_touched == 8
+    pool.check()
+
+
+def test_a_steady_load_touches_no_more_blocks_than_it_needs_at_a_time() -> None:
+    pool = BlockPool(1000, enable_caching=False)
+    held: list[Int32] = []
+    for length in [5, 9, 2, 7] * 50:
+        held.append(pool.take(length))
+        if len(held) > 3:
+            pool.free(held.pop(0))
+        pool.check(held)
+
+    assert pool.num_touched == 5 + 9 + 2 + 7  # the most that four tables have together
+
+
+def test_what_was_touched_stays_touched_when_the_cache_is_reset() -> None:
+    pool = cached_pool(9, b"a", b"b", b"c")
+    assert pool.reset_cache()
+
+    assert pool.take(3).tolist() == [1, 2, 3]
+    assert pool.num_touched == 3
+
+
 def test_the_uncached_block_freed_last_is_taken_first() -> None:
     pool = BlockPool(6)
     pool.take(6)

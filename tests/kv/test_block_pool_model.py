@@ -24,6 +24,7 @@ class ModelPool:
         self.queue: list[int] = []
         self.entries: dict[int, tuple[int, bytes]] = {}
         self.version = 0
+        self.touched: set[int] = set()
 
     def take(self, count: int) -> list[int]:
         taken = []
@@ -32,6 +33,7 @@ class ModelPool:
             self.entries.pop(block, None)
             self.refs[block] = 1
             taken.append(block)
+        self.touched.update(taken)
         return taken
 
     def free(self, blocks: list[int]) -> None:
@@ -146,9 +148,9 @@ class PoolMachine(RuleBasedStateMachine):
         held = any(self.model.refs.values())
         assert self.pool.reset_cache() is not held
         if not held:
-            version = self.model.version + 1
+            version, touched = self.model.version + 1, self.model.touched
             self.model = ModelPool()
-            self.model.version = version
+            self.model.version, self.model.touched = version, touched
 
     @invariant()
     def both_agree_and_nothing_is_lost(self) -> None:
@@ -157,6 +159,7 @@ class PoolMachine(RuleBasedStateMachine):
         assert dict(enumerate(self.pool.ref_counts.tolist()[1:], 1)) == self.model.refs
         assert self.pool.num_entries == len(self.model.entries)
         assert self.pool.version == self.model.version
+        assert set(range(1, self.pool.num_touched + 1)) == self.model.touched
         for group in range(NUM_GROUPS):
             for block_hash in HASHES:
                 assert self.pool.lookup(group, block_hash) == self.model.lookup(group, block_hash)

@@ -20,6 +20,11 @@ Taking empties the stack first, so cached content survives as long as anything e
 
 Block 9 was adopted from its old place (which only became stale) and freed again later. With ``take(6)`` the pool above
 hands out 7, 10, 11, 12, 4, 2, and the entries of 4 and 2 are gone.
+
+Blocks that were never handed out lie at the bottom of the stack, the lowest number on top. So what was written once is
+written again before anything *untouched* is, and the touched blocks are always 1..m: an executor may reserve memory for
+all of them and let the system give it as m grows. Untouched blocks in turn go before cached ones: until everything was
+touched, no cached prefix is lost.
 """
 
 from __future__ import annotations
@@ -67,6 +72,7 @@ class BlockPool:
         self.ref_counts.flags.writeable = False
         self._stack: Int32 = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self._top = num_blocks
+        self._num_untouched = num_blocks
         self._queue = LRUQueue(num_blocks)
         self._index = PrefixIndex(num_blocks, num_groups)
         self._scratch = np.zeros(num_blocks + 1, np.int32)
@@ -80,6 +86,11 @@ class BlockPool:
     def num_free_cached(self) -> int:
         """Free blocks whose content can still be found, until they are taken for something else."""
         return len(self._queue)
+
+    @property
+    def num_touched(self) -> int:
+        """Blocks that were ever handed out: 1 up to this one. Never falls."""
+        return self.num_blocks - self._num_untouched
 
     @property
     def is_cached(self) -> Bool:
@@ -96,8 +107,8 @@ class BlockPool:
     def take(self, count: int) -> Int32:
         """Hand out ``count`` blocks with one reference each.
 
-        Free blocks without an entry come first, the one freed last before the others (a new pool hands out 1, 2,
-        3, ...); then cached ones, the one freed longest ago first. Those lose their entries.
+        Free blocks without an entry come first, the one freed last before the others, then untouched ones (a new pool
+        hands out 1, 2, 3, ...); then cached ones, the one freed longest ago first. Those lose their entries.
 
         Returns:
             int32[count].
@@ -112,6 +123,7 @@ class BlockPool:
         rest = max(self._top - count, 0)
         block_ids = self._stack[rest : self._top][::-1].copy()
         self._top = rest
+        self._num_untouched = min(self._num_untouched, rest)
         if len(block_ids) < count:
             evicted = self._queue.pop_oldest(count - len(block_ids))
             self._index.drop(evicted)
@@ -213,7 +225,7 @@ class BlockPool:
         return int(np.count_nonzero((self._refs[block_ids] == 0) & (block_ids != 0)))
 
     def reset_cache(self) -> bool:
-        """Drop all entries; afterwards ``take`` goes 1, 2, 3, ... as in a new pool.
+        """Drop all entries; afterwards ``take`` goes 1, 2, 3, ... as in a new pool, untouched blocks still last.
 
         Returns:
             False, with nothing done, while any block is held.
@@ -246,6 +258,9 @@ class BlockPool:
         expected = (self._refs == 0).astype(np.int64)
         expected[0] = 0  # the null block is nowhere
         _compare("places among the free blocks", places, expected)
+        untouched = np.arange(self.num_blocks, self.num_touched, -1)
+        if not np.array_equal(self._stack[: self._num_untouched], untouched) or len(untouched) > self._top:
+            raise InvariantViolation(f"blocks above {self.num_touched} were never taken but are not the last to go")
         num_misplaced = int(self._index.cached[stacked].sum() + (~self._index.cached[queued]).sum())
         if num_misplaced:
             raise InvariantViolation(f"{num_misplaced} cached blocks are on the stack or others in the queue")
