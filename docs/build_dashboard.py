@@ -185,6 +185,16 @@ ROWS: Sequence[tuple[str, Sequence[Panel]]] = (
                 ],
             ),
             (
+                "Resident",
+                "KV memory that is taken; it grows with use, up to what is reserved.",
+                "bytes",
+                False,
+                [
+                    (total("kv_resident_bytes", "tier"), "resident: {{tier}}"),
+                    (total("kv_reserved_bytes", "tier"), "reserved: {{tier}}"),
+                ],
+            ),
+            (
                 "Evictions",
                 "Cached blocks taken for other content.",
                 "ops",

@@ -18,11 +18,13 @@ from headway.core.scheduler import Scheduler
 from headway.engine.engine import Engine
 from headway.engine.llm import OfflineLLM
 from headway.engine.loop import Clock, EngineLoop
+from headway.engine.metrics import MemoryUse
 from headway.engine.processor import OutputProcessor
 from headway.engine.trace import TraceHeader, TraceWriter
+from headway.executor.available import available_bytes
 from headway.executor.executor import ModelExecutor
 from headway.executor.grammars import GuidanceGrammars
-from headway.executor.memory import KVMemoryError, available_bytes, kv_block_bytes
+from headway.executor.memory import KVMemoryError, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
 from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
@@ -32,8 +34,9 @@ from headway.models.registry import model_class
 logger = logging.getLogger(__name__)
 
 GIB = 2**30
-CPU_MEMORY_SHARE, CPU_MEMORY_LIMIT = 0.5, 8 * GIB
-"""Without a word about it, KV blocks take at most this share of the free memory, and at most so many bytes."""
+CPU_MEMORY_SHARE, CPU_MEMORY_LIMIT = 0.4, 8 * GIB
+"""Without a word about it, KV blocks take at most this share of the free memory, and at most so many bytes: two that
+start at once see the same memory free, and neither knows of the other; what they leave is for their steps."""
 GPU_MEMORY_SHARE = 0.85
 UNKNOWN_MEMORY = GIB
 """What they take where the system does not tell how much is free."""
@@ -141,6 +144,7 @@ def build_engine(
         eos_token_ids=config.eos_token_ids,
         limits=limits,
         kv_block_bytes=executor.kv_bytes // (sizes.cache.num_blocks + 1),
+        memory_use=lambda: _memory_use(executor),
         on_close=trace.close if trace is not None else None,
         compile_form=grammars.compile,
     )
@@ -230,18 +234,23 @@ def _num_blocks(options: EngineOptions, block_bytes: int, longest: int, device: 
             limit = f"must hold two blocks at least, {2 * block_bytes} bytes"
             raise ConfigError("kv_cache_memory_gib", options.kv_cache_memory_gib, limit)
         return fitting, "by the memory asked for"
-    free = available_bytes(device)
-    if free is None:
-        budget = UNKNOWN_MEMORY
-    elif device.type == "cuda":
-        budget = int(free * GPU_MEMORY_SHARE)
-    else:
-        budget = min(int(free * CPU_MEMORY_SHARE), CPU_MEMORY_LIMIT)
+    budget, why_budget = _budget(device)
     useful = options.max_num_seqs * -(-longest // options.block_size)
     fitting = max(1, budget // block_bytes - 1)
     if useful <= fitting:
         return useful, "all that max_num_seqs requests of the longest kind can use"
-    return fitting, f"what fits into {budget / GIB:.1f} GiB, a share of the free memory"
+    return fitting, f"what fits into {budget / 2**20:,.0f} MiB, {why_budget}"
+
+
+def _budget(device: torch.device) -> tuple[int, str]:
+    """Bytes for KV blocks if nobody says how many, and why so many."""
+    free = available_bytes(device)
+    if free is None:
+        return UNKNOWN_MEMORY, "as the system does not tell what is free"
+    share = GPU_MEMORY_SHARE if device.type == "cuda" else CPU_MEMORY_SHARE
+    if device.type == "cpu" and free * share > CPU_MEMORY_LIMIT:
+        return CPU_MEMORY_LIMIT, "the most that is taken unasked"
+    return int(free * share), f"{share:.0%} of the free memory"
 
 
 def _num_host_blocks(options: EngineOptions, block_bytes: int) -> int:
@@ -253,6 +262,8 @@ def _num_host_blocks(options: EngineOptions, block_bytes: int) -> int:
 
 
 def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel, grammars: GuidanceGrammars) -> ModelExecutor:
+    if options.preallocate and model.device.type != "cpu":
+        raise ConfigError("preallocate", True, "has no effect on a GPU, where all memory is taken at start")
     try:
         return ModelExecutor(
             model,
@@ -263,6 +274,7 @@ def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel, gramma
             kv_dtype=options.kv_dtype,
             seed=options.seed,
             grammars=grammars,
+            preallocate=options.preallocate,
         )
     except KVMemoryError as error:
         if error.field != "num_host_blocks":
@@ -279,7 +291,7 @@ def _describe(loaded: LoadedModel, sizes: _Sizes, executor: ModelExecutor, sched
         f" {model.num_bytes / 2**20:,.0f} MiB",
         loaded.ops.describe(),
         f"KV memory: {cache.num_blocks:,} blocks of {cache.block_size} tokens,"
-        f" {executor.kv_bytes / 2**20:,.0f} MiB ({sizes.why_blocks})",
+        f" {_megabytes(executor.kv_bytes, executor.kv_resident_bytes)} ({sizes.why_blocks})",
         _describe_swapping(config, cache, executor),
         f"max_model_len: {config.max_model_len:,} tokens ({sizes.why_length})",
         f"largest prompt: {largest:,} tokens",
@@ -293,7 +305,21 @@ def _describe_swapping(config: SchedulerConfig, cache: CacheConfig, executor: Mo
     how = "swapped" if config.preemption_mode == "swap" else "swapped or computed again, whichever costs less"
     return (
         f"preempted requests: {how}; swap space: {cache.num_host_blocks:,} blocks of {cache.block_size} tokens in host"
-        f" memory, {executor.host_kv_bytes / 2**20:,.0f} MiB"
+        f" memory, {_megabytes(executor.host_kv_bytes, executor.host_kv_resident_bytes)}"
+    )
+
+
+def _megabytes(reserved: int, resident: int) -> str:
+    """How much memory there is for something, and how much it takes now."""
+    return f"{reserved / 2**20:,.0f} MiB reserved, {resident / 2**20:,.0f} MiB resident at start"
+
+
+def _memory_use(executor: ModelExecutor) -> MemoryUse:
+    return MemoryUse(
+        kv_reserved_bytes=executor.kv_bytes,
+        kv_resident_bytes=executor.kv_resident_bytes,
+        host_kv_reserved_bytes=executor.host_kv_bytes,
+        host_kv_resident_bytes=executor.host_kv_resident_bytes,
     )
 
 

@@ -173,7 +173,7 @@ def test_swap_space_is_said_at_start(folder: Path) -> None:
     assert "preempted requests: computed again (no swap space)" in without.limits
     assert (
         "preempted requests: swapped or computed again, whichever costs less; swap space: 131 blocks of 16 tokens in"
-        " host memory, 1 MiB"
+        " host memory, 1 MiB reserved, 0 MiB resident at start"
     ) in engine.limits
     config, cache = engine.scheduler.config, engine.scheduler.cache
     assert (config.preemption_mode, config.victim, cache.num_host_blocks) == ("auto", "cheapest", 131)

@@ -16,21 +16,19 @@ TEMPLATE = (
 )
 
 
-def write_tiny_model(folder: Path, *, seed: int = 0) -> Path:
-    """Write the folder: 2 layers, 4 heads, 2 KV heads, 258 tokens, context 256."""
-    config = LlamaConfig(
-        vocab_size=258,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        initializer_range=0.2,
-    )
+def write_tiny_model(folder: Path, *, seed: int = 0, **shape: int) -> Path:
+    """Write the folder: 2 layers, 4 heads, 2 KV heads, 258 tokens, context 256, but for ``shape``."""
+    usual = {
+        "vocab_size": 258,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 256,
+    }
+    config = LlamaConfig(bos_token_id=BOS, eos_token_id=EOS, initializer_range=0.2, **(usual | shape))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         LlamaForCausalLM(config).save_pretrained(folder)

@@ -260,21 +260,6 @@ def test_a_kv_pool_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytes
     assert make_executor().kv_bytes == 61 * per_block
 
 
-def test_available_memory_is_the_least_of_what_the_system_tells(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    meminfo, limit, used = tmp_path / "meminfo", tmp_path / "max", tmp_path / "current"
-    monkeypatch.setattr(memory, "_MEMINFO", meminfo)
-    monkeypatch.setattr(memory, "_CGROUP_FILES", ((tmp_path / "no", tmp_path / "no"), (limit, used)))
-    device = torch.device("cpu")
-    assert memory.available_bytes(device) is None
-    meminfo.write_text("MemTotal: 9000 kB\nMemAvailable:   5000 kB\n")
-    assert memory.available_bytes(device) == 5000 * 1024
-    limit.write_text("max\n")
-    used.write_text("100\n")
-    assert memory.available_bytes(device) == 5000 * 1024
-    limit.write_text("1100\n")
-    assert memory.available_bytes(device) == 1000
-
-
 def test_freed_memory_is_kept_where_the_c_library_can() -> None:
     class LibC:
         def __init__(self, answer: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headway.core.reasons import ReasonCode
-from headway.engine.metrics import PHASES
+from headway.engine.metrics import PHASES, MemoryUse
 from headway.sim.fake import FakeExecutor
 from tests.engine.builders import ScriptedExecutor, echo
 from tests.server.looking import between_steps
@@ -211,6 +211,21 @@ def test_calls_turned_away_are_counted_by_reason() -> None:
     assert found("admission_limit", what="requests") == 2
     assert (found("admission_requests"), found("open_calls")) == (0, 0)
     assert found("request_success_total", finished_reason="length") == 1
+
+
+def test_memory_is_told_by_tier(tight: Running) -> None:
+    tight.engine.memory_use = lambda: MemoryUse(800, 300, 70, 20)
+    complete_all(tight, [[1] * 9], max_tokens=2)
+    found = scrape(tight)
+
+    assert found.by("kv_reserved_bytes", "tier") == {"device": 800, "host": 70}
+    assert found.by("kv_resident_bytes", "tier") == {"device": 300, "host": 20}
+    assert tight.http.get("/debug/state").json()["memory"] == {
+        "kv_reserved_bytes": 800,
+        "kv_resident_bytes": 300,
+        "host_kv_reserved_bytes": 70,
+        "host_kv_resident_bytes": 20,
+    }
 
 
 def test_metrics_need_the_key() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect
 
+from headway.engine.metrics import MemoryUse
 from headway.server.routes.page import FILES
 from tests.engine.builders import ScriptedExecutor
 from tests.server.browsing import chromium
@@ -114,6 +115,14 @@ def test_an_idle_server(look: Callable[..., Page]) -> None:
     expect(page.locator("#queue-empty")).to_be_visible()
     expect(page.locator("#pool-free")).to_have_text("4,000")
     assert page.title() == "0 running, 0 waiting | Headway"
+
+
+def test_what_memory_is_taken_of_what_is_reserved(look: Callable[..., Page], server: Running) -> None:
+    server.engine.memory_use = lambda: MemoryUse(8192 * 2**20, 60 * 2**20, 0, 0)
+    page = look()
+
+    expect(page.locator("#memory")).to_contain_text("KV memory resident60 of 8,192 MiB")
+    expect(page.locator("#memory")).not_to_contain_text("Swap space")
 
 
 def test_who_runs_and_why_the_others_wait(look: Callable[..., Page], server: Running) -> None:

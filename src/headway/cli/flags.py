@@ -93,6 +93,7 @@ def engine_panel(name: str) -> str:
         name in {spec.name for spec in dataclasses.fields(CacheConfig)}
         or name.startswith("kv_")
         or name.endswith("_gib")
+        or name == "preallocate"
     ):
         return "KV memory"
     return "Engine"

@@ -49,10 +49,15 @@ class EngineOptions(Checked):
     kv_cache_memory_gib: float | None = option(
         None, help="Memory for the KV blocks; none takes a share of what is free.", unit="GiB", minimum=0.0
     )
+    preallocate: bool = option(
+        False,
+        help="Take all memory for KV blocks and swap space at start, or refuse to start if it is not there; off"
+        " reserves it, and a CPU's is taken as blocks are first written to.",
+    )
     enable_prefix_caching: bool = same_as(CacheConfig, "enable_prefix_caching")
     swap_space_gib: float = option(
         0.0,
-        help="Host memory for the KV of preempted requests, taken at start; 0 turns swapping off.",
+        help="Host memory for the KV of preempted requests; 0 turns swapping off.",
         unit="GiB",
         minimum=0.0,
     )

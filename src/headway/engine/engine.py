@@ -15,7 +15,7 @@ from headway.core.policies import SLO_CLASSES
 from headway.core.request import Request, RequestRefused
 from headway.core.scheduler import Scheduler
 from headway.engine.loop import EngineLoop, StepReport
-from headway.engine.metrics import EngineMetrics
+from headway.engine.metrics import EngineMetrics, MemoryUse
 from headway.engine.outputs import RequestUpdate
 from headway.engine.stall import describe_state
 from headway.models.loading import ChatTemplateError, Tokenizer
@@ -57,6 +57,7 @@ class Engine:
         eos_token_ids: ids that end an output.
         limits: what was decided at start, one sentence each.
         kv_block_bytes: of one KV block over all layers; 0 if there are none.
+        memory_use: reads what memory the KV blocks take; may be called from any thread.
         on_close: called once at the end.
         compile_form: compiles forms of outputs, so that no step has to; may be called from any thread. Raises
             :class:`ConfigError` for one that cannot be used. ``None`` if the executor keeps to none.
@@ -68,6 +69,7 @@ class Engine:
     eos_token_ids: tuple[int, ...] = ()
     limits: tuple[str, ...] = ()
     kv_block_bytes: int = 0
+    memory_use: Callable[[], MemoryUse] = MemoryUse
     on_close: Callable[[], None] | None = None
     compile_form: Callable[[Structured], Structured] | None = None
     _idle_steps: int = field(default=0, init=False)

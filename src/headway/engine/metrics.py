@@ -114,6 +114,21 @@ class Gauges:
     unserved: dict[str, int]
 
 
+@dataclass(frozen=True)
+class MemoryUse:
+    """Memory of the KV blocks, in bytes; all 0 for an engine that computes nothing.
+
+    Attributes:
+        kv_reserved_bytes, kv_resident_bytes: of the device's blocks, what they may take and what they take now.
+        host_kv_reserved_bytes, host_kv_resident_bytes: the same of the host's blocks.
+    """
+
+    kv_reserved_bytes: int = 0
+    kv_resident_bytes: int = 0
+    host_kv_reserved_bytes: int = 0
+    host_kv_resident_bytes: int = 0
+
+
 def read_gauges(scheduler: Scheduler) -> Gauges:
     """Read the state. Costs time in proportion to the live requests."""
     unserved: dict[str, int] = {}

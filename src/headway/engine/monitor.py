@@ -15,7 +15,7 @@ from headway.core.inspection import Inspection
 from headway.core.plan import StepPlan
 from headway.engine.engine import Engine
 from headway.engine.loop import StepReport
-from headway.engine.metrics import COMPLETE, Counters, Histograms, kv_usage
+from headway.engine.metrics import COMPLETE, Counters, Histograms, MemoryUse, kv_usage
 from headway.engine.waits import WaitLog, Waits
 
 NUM_STEPS = 300
@@ -85,6 +85,7 @@ class EngineSnapshot:
         at_s: when, on the engine's clock.
         taken_s: when, on the heartbeat's clock.
         inspection: requests, reasons, blocks.
+        memory: of the KV blocks.
         waits: since when requests wait for their reason.
         counters, histograms: since the start.
         steps: the last executed steps, oldest first.
@@ -96,6 +97,7 @@ class EngineSnapshot:
     at_s: float
     taken_s: float
     inspection: Inspection
+    memory: MemoryUse
     waits: Waits
     counters: Counters
     histograms: Histograms
@@ -150,6 +152,7 @@ class Monitor:
             at_s=self._clock(),
             taken_s=taken_s,
             inspection=self._engine.scheduler.inspect(),
+            memory=self._engine.memory_use(),
             waits=self._waits.copy(),
             counters=metrics.counters.copy(),
             histograms=metrics.histograms.copy(),

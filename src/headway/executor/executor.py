@@ -118,6 +118,7 @@ class ModelExecutor:
         kv_dtype: str = "auto",
         seed: int = 0,
         grammars: Grammars | None = None,
+        preallocate: bool = False,
     ) -> None:
         """Allocate the KV memory and the tables.
 
@@ -129,10 +130,11 @@ class ModelExecutor:
             kv_dtype: one of ``KV_DTYPES``; "auto" is that of the model's activations.
             seed: requests without a seed of their own draw from this one and their handle.
             grammars: what keeps outputs to their forms; without it, requests that have one fail.
+            preallocate: take all memory for KV blocks now; otherwise, on a CPU, as blocks are first written to.
 
         Raises:
             KVMemoryError: the KV pool, or the host's, does not fit into memory.
-            ConfigError: another argument cannot be used.
+            ConfigError: another argument cannot be used; or memory was free, and was not any more when it was taken.
         """
         if device != "auto" and torch.device(device).type != model.device.type:
             raise ConfigError("device", device, f"must be the model's device, {model.device}")
@@ -146,8 +148,8 @@ class ModelExecutor:
             keep_freed_memory()
         self._model = model
         self._max_num_batched_tokens = max_num_batched_tokens
-        self._kv_caches = allocate_kv(model.config, cache, dtype, self.device)
-        self._host = HostKV(self._kv_caches, cache.num_host_blocks) if cache.num_host_blocks else None
+        self._kv = allocate_kv(model.config, cache, dtype, self.device, preallocate=preallocate)
+        self._host = self._make_host(cache.num_host_blocks, preallocate) if cache.num_host_blocks else None
         self._buffers = InputBuffers(
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
@@ -171,13 +173,23 @@ class ModelExecutor:
 
     @property
     def kv_bytes(self) -> int:
-        """Memory of the KV pool."""
-        return sum(kv_cache.nbytes for kv_cache in self._kv_caches)
+        """Memory that the KV pool takes in the end."""
+        return self._kv.nbytes
+
+    @property
+    def kv_resident_bytes(self) -> int:
+        """Memory that it takes now."""
+        return self._kv.resident_bytes()
 
     @property
     def host_kv_bytes(self) -> int:
-        """Host memory for swapped blocks."""
+        """Host memory that swapped blocks take in the end."""
         return self._host.nbytes if self._host is not None else 0
+
+    @property
+    def host_kv_resident_bytes(self) -> int:
+        """Host memory that they take now."""
+        return self._host.resident_bytes() if self._host is not None else 0
 
     def submit(self, plan: StepPlan) -> None:
         """Start ``plan``.
@@ -219,6 +231,11 @@ class ModelExecutor:
             self.total_times[part] += seconds
         return result
 
+    def _make_host(self, num_blocks: int, preallocate: bool) -> HostKV:
+        """The host's blocks, beside what the device's will still take of the same memory."""
+        promised = self._kv.nbytes - self._kv.resident_bytes() if self.device.type == "cpu" else 0
+        return HostKV(self._kv.layers, num_blocks, promised_bytes=promised, preallocate=preallocate)
+
     def _run(self, step: _PendingStep) -> None:
         plan = step.plan
         start = time.perf_counter()
@@ -233,7 +250,7 @@ class ModelExecutor:
         positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
         step.constrained = self._forms.catch_up(slots, positions, table)
         start = step.lap("build", start)
-        hidden = self._model.forward(inputs.token_ids, self._kv_caches, inputs.metas[0])
+        hidden = self._model.forward(inputs.token_ids, self._kv.layers, inputs.metas[0])
         start = step.lap("forward", start)
         step.prompts = prompt_logprobs(plan, self._parameters, hidden, table, self._model.logits)
         if len(step.rows):

@@ -35,16 +35,26 @@ class HostKV:
     Args:
         kv_caches: the device's KV, one tensor per layer, blocks first, the null block included.
         num_blocks: usable host blocks; their ids go from 1.
+        promised_bytes, preallocate: as in :func:`~headway.executor.memory.allocate_host_kv`.
 
     Raises:
         KVMemoryError: they do not fit into the host's memory.
     """
 
-    def __init__(self, kv_caches: Sequence[Tensor], num_blocks: int) -> None:
+    def __init__(
+        self,
+        kv_caches: Sequence[Tensor],
+        num_blocks: int,
+        *,
+        promised_bytes: int = 0,
+        preallocate: bool = False,
+    ) -> None:
         self._kv_caches = kv_caches
         self._device = kv_caches[0].device
         self._num_device_blocks = len(kv_caches[0])
-        self._blocks = allocate_host_kv(kv_caches, num_blocks)
+        self._blocks, self._reserved = allocate_host_kv(
+            kv_caches, num_blocks, promised_bytes=promised_bytes, preallocate=preallocate
+        )
         self._lost: Bool = np.zeros(len(self._blocks), np.bool_)
         block_bytes = self._blocks[0].nbytes
         num_buffered = max(1, min(num_blocks, BUFFER_BYTES // block_bytes))
@@ -52,8 +62,13 @@ class HostKV:
 
     @property
     def nbytes(self) -> int:
-        """Host memory of the blocks."""
+        """Host memory that the blocks take in the end."""
         return self._blocks.nbytes
+
+    def resident_bytes(self) -> int:
+        """Host memory that they take now."""
+        resident = self._reserved.resident_bytes() if self._reserved is not None else None
+        return self.nbytes if resident is None else resident
 
     def swap_out(self, pairs: Int32) -> None:
         """Copy device blocks to the host.

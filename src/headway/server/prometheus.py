@@ -154,6 +154,11 @@ class EngineCollector(Collector):
         )
         host = {"held": pool.num_host_blocks - pool.num_host_free, "free": pool.num_host_free}
         yield make.gauges("host_cache_blocks", "KV blocks in host memory.", ("state",), _each(host))
+        use = self._snapshot.memory
+        reserved = {"device": use.kv_reserved_bytes, "host": use.host_kv_reserved_bytes}
+        resident = {"device": use.kv_resident_bytes, "host": use.host_kv_resident_bytes}
+        yield make.gauges("kv_reserved_bytes", "Memory that KV blocks may take.", ("tier",), _each(reserved))
+        yield make.gauges("kv_resident_bytes", "Memory that they take now.", ("tier",), _each(resident))
         info = {
             "block_size": scheduler.cache.block_size,
             "num_blocks": scheduler.cache.num_blocks,

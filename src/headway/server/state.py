@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -41,6 +42,7 @@ def server_state(snapshot: EngineSnapshot, service: Service) -> dict[str, Any]:
             "unserved_by_reason": _by_reason(seen.row_counts()),
         },
         "pool": _pool(snapshot),
+        "memory": dataclasses.asdict(snapshot.memory),
         "steps": _steps(snapshot),
         "latencies": _latencies(snapshot),
         "prefix_cache": _prefix_cache(snapshot, service),

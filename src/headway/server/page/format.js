@@ -35,6 +35,11 @@ export function percent(share) {
   return `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 }
 
+/** Of so much memory, so much: "60 of 8,192 MiB". */
+export function mebibytes(part, whole) {
+  return `${count(part / 2 ** 20)} of ${count(whole / 2 ** 20)} MiB`;
+}
+
 /** "1 request", "2 requests". */
 export function plural(number, what) {
   return `${count(number)} ${what}${number === 1 ? "" : "s"}`;

@@ -1,6 +1,6 @@
 // Everything that is a number: the tiles at the top, latencies, admission, reuse and preemption, limits.
 
-import { brief, byId, count, duration, make, percent, reconcile, text } from "./format.js";
+import { brief, byId, count, duration, make, mebibytes, percent, reconcile, text } from "./format.js";
 
 const RATE_WINDOW_S = 10;
 
@@ -132,8 +132,12 @@ function limited(number, limit) {
   return limit === null ? `${count(number)}, no limit` : `${count(number)} of ${count(limit)}`;
 }
 
-function memoryFacts({ prefix_cache: cache, pool, preemptions, tokens }) {
+function memoryFacts({ memory, prefix_cache: cache, pool, preemptions, tokens }) {
   const found = [];
+  for (const [name, tier] of [["KV memory resident", "kv"], ["Swap space resident", "host_kv"]]) {
+    const reserved = memory[`${tier}_reserved_bytes`];
+    if (reserved) found.push([name, mebibytes(memory[`${tier}_resident_bytes`], reserved)]);
+  }
   if (cache.enabled) {
     found.push(["Found since the start", share(cache.first.hit_tokens, cache.first.query_tokens)]);
     found.push(["Found in units of", `${count(cache.match_unit_tokens)} tokens`]);
