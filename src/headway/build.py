@@ -8,12 +8,15 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 import headway
 from headway.config import CacheConfig, ConfigError, EngineOptions, SchedulerConfig
+from headway.config.files import writable_file
+from headway.core.policies import make_policy
 from headway.core.scheduler import Scheduler
 from headway.engine.engine import Engine
 from headway.engine.llm import OfflineLLM
@@ -28,6 +31,7 @@ from headway.executor.memory import KVMemoryError, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
 from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
+from headway.models.ops.linear import check_weight_dtype
 from headway.models.ops.registry import Ops, select_ops
 from headway.models.registry import model_class
 
@@ -114,6 +118,7 @@ def build_engine(
         ConfigError: an option that cannot be used with this model or on this machine, or is not that of ``loaded``.
         LoadingError: the model cannot be had.
     """
+    check_options(options)
     if loaded is None:
         loaded = load_model(options, progress)
     for name in MODEL_OPTIONS:
@@ -148,6 +153,20 @@ def build_engine(
         on_close=trace.close if trace is not None else None,
         compile_form=grammars.compile,
     )
+
+
+def check_options(options: EngineOptions) -> None:
+    """Check what can be checked before the model is there, so that no mistake costs a download.
+
+    Raises:
+        ConfigError: an option that can be used with no model, or not on this machine.
+    """
+    make_policy(options.early_scheduler_config())
+    if options.trace is not None:
+        writable_file("trace", Path(options.trace))
+    device = torch.device(_device(options.device))
+    ops = select_ops(device, options.kernels)
+    check_weight_dtype(_weight_dtype(options.weight_dtype, device, ops), device, ops.native_linear is not None)
 
 
 def load_model(options: EngineOptions, progress: ProgressCallback | None = None) -> LoadedModel:

@@ -43,6 +43,7 @@ def test_help_loads_nothing_heavy() -> None:
     assert "--max-num-batched-tokens" in answer.stdout
 
 
+@pytest.mark.usefixtures("nothing_to_fetch")
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

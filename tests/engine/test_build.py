@@ -232,7 +232,7 @@ def test_blocks_are_sized_by_memory(folder: Path) -> None:
         ),
         ({"preemption_mode": "drop"}, "preemption_mode", "must be one of"),
         ({"ageing_s": 3.0}, "ageing_s", "has no effect with policy fcfs"),
-        ({"trace": "/no/such/folder/trace.jsonl", **SMALL}, "trace", "No such file or directory"),
+        ({"trace": "/no/such/folder/trace.jsonl", **SMALL}, "trace", "there is no such folder"),
     ],
 )
 def test_options_that_cannot_be_used_are_named(folder: Path, options: dict[str, Any], field: str, message: str) -> None:

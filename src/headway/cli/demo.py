@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from headway.cli.files import writable_folder
 from headway.cli.flags import engine_panel, flags_of
 from headway.cli.generate import DEFAULT_MODEL, SERVER_ONLY
 from headway.cli.prompts import Job
 from headway.config import EngineOptions, SamplingParams
+from headway.config.files import writable_folder
 
 if TYPE_CHECKING:
     from headway.cli.findings import Finding

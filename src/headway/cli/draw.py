@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.files import writable_file
 from headway.config import ConfigError
+from headway.config.files import writable_file
 
 SMALLEST_PX = 700
 LARGEST_PX = 20_000

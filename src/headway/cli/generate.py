@@ -12,10 +12,10 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.files import writable_file
 from headway.cli.flags import engine_panel, flags_of
 from headway.cli.prompts import Job, PromptError, jobs_of_lines, jobs_of_texts
 from headway.config import ConfigError, EngineOptions, SamplingParams
+from headway.config.files import writable_file
 
 if TYPE_CHECKING:
     from headway.engine.outputs import RequestOutput
@@ -61,8 +61,6 @@ def generate(
     if not jobs:
         raise PromptError(str(file or "standard input"), "has no prompts")
     options = EngineOptions(model=model, **engine)
-    if options.trace is not None:
-        writable_file("trace", Path(options.trace))
     failed = False
     with _writer(output, len(jobs)) as write:
         for job, done in zip(jobs, _generate(options, jobs), strict=True):

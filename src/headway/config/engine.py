@@ -92,6 +92,16 @@ class EngineOptions(Checked):
             raise ConfigError("swap_space_gib", self.swap_space_gib, "must be above 0 with preemption_mode swap")
         if self.preemption_mode == "recompute" and self.swap_space_gib:
             raise ConfigError("swap_space_gib", self.swap_space_gib, "has no effect with preemption_mode recompute")
+        self.early_scheduler_config()
+
+    def early_scheduler_config(self) -> SchedulerConfig:
+        """The scheduler's part as far as it is known before the model is there.
+
+        Raises:
+            ConfigError: its options break a rule, whatever the model's length.
+        """
+        harmless = max(2, self.max_num_batched_tokens)  # a length that breaks no rule unless every length does
+        return self.scheduler_config(harmless if self.max_model_len is None else self.max_model_len)
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """The scheduler's part, with the model length that was decided on."""

@@ -1,11 +1,11 @@
-"""Files and folders that a command is asked to write: refused before any work is done if they cannot be."""
+"""Files and folders that options name to be written: refused before any work is done if they cannot be."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from headway.config import ConfigError
+from headway.config.options import ConfigError
 
 
 def writable_folder(option: str, folder: Path) -> Path:
