@@ -165,6 +165,8 @@ def check_options(options: EngineOptions) -> None:
     if options.trace is not None:
         writable_file("trace", Path(options.trace))
     device = torch.device(_device(options.device))
+    if options.preallocate and device.type != "cpu":
+        raise ConfigError("preallocate", True, "has no effect on a GPU, where all memory is taken at start")
     ops = select_ops(device, options.kernels)
     check_weight_dtype(_weight_dtype(options.weight_dtype, device, ops), device, ops.native_linear is not None)
 
@@ -281,8 +283,6 @@ def _num_host_blocks(options: EngineOptions, block_bytes: int) -> int:
 
 
 def _executor(options: EngineOptions, sizes: _Sizes, model: DecoderModel, grammars: GuidanceGrammars) -> ModelExecutor:
-    if options.preallocate and model.device.type != "cpu":
-        raise ConfigError("preallocate", True, "has no effect on a GPU, where all memory is taken at start")
     try:
         return ModelExecutor(
             model,

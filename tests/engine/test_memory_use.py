@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headway import build
 from headway.build import LLM
@@ -161,12 +162,10 @@ def test_what_does_not_fit_is_refused_with_both_sizes(folder: Path, free: list[i
     assert refusal.value.field == "swap_space_gib"
 
 
-def test_a_gpu_takes_all_memory_at_start_anyway(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = EngineOptions(model=str(folder), preallocate=True, num_blocks=4)
-    loaded = build.load_model(options)
-    monkeypatch.setattr(loaded.model, "device", build.torch.device("cuda"))
+def test_a_gpu_takes_all_memory_at_start_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     with pytest.raises(ConfigError, match="has no effect on a GPU") as refusal:
-        build.build_engine(options, loaded=loaded)
+        build.check_options(EngineOptions(model="any", device="cuda", preallocate=True))
 
     assert refusal.value.field == "preallocate"

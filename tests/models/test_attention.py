@@ -129,6 +129,24 @@ def test_what_is_not_a_number_stays_so_in_its_own_row(backend: str, part: str) -
     assert out.isnan().any(1).tolist() == [False, True] + [False] * 9
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_is_computed_from_places_that_were_not_written(backend: str, dtype: torch.dtype) -> None:
+    """KV memory is only reserved, and blocks are reused: behind a context stands anything."""
+    case = Case(MIXED_ROWS, block_size=16, dtype=dtype)
+    clean, _ = case.run(attention_of(backend))
+    unwritten = torch.ones(len(case.kv_cache), case.kv_cache.shape[3], dtype=torch.bool)
+    for table, context in zip(case.meta.block_tables.tolist(), case.meta.context_lens.tolist(), strict=True):
+        for position in range(context):
+            unwritten[table[position // 16], position % 16] = False
+    case.kv_cache.masked_fill_(unwritten[:, None, None, :, None], float("nan"))
+    assert case.kv_cache[0].isnan().all() and unwritten[1:].any(), "the null block, and others in part"
+
+    dirty, _ = case.run(attention_of(backend))
+
+    assert torch.equal(clean, dirty)
+
+
 def share_blocks(case: Case, row: int, other: int, num_blocks: int) -> None:
     """Let a row have the first blocks of another one, as after a prefix hit."""
     case.meta.block_tables[row, :num_blocks] = case.meta.block_tables[other, :num_blocks]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import json
 import os
 import re
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.engine.builders import ScriptedExecutor, echo
+from tests.engine.tiny_model import write_tiny_model
 from tests.server.running import serving
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -84,3 +87,30 @@ def test_a_soak_says_what_is_wrong(load: Any) -> None:
         "memory grew from 129 to 169 MiB",
         "the load was none: not every outcome was seen",
     ]
+
+
+def test_memory_is_seen_at_every_stage(load: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench = load("memory")
+    model = write_tiny_model(tmp_path)
+
+    bench.main(["--model", str(model), "--requests", "2", "--prompt-tokens", "50", "--outputs", "4", "--only", "pair"])
+    offline = bench.offline_figures(str(model), bench.Work(2, 50, 4))
+
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(figures["pair"]) == {"start", "taken", "short"}
+    assert 100 < figures["pair"]["start"] <= figures["pair"]["short"] < 10_000
+    assert figures["num_requests"] == 2
+    assert set(offline) == set(bench.STAGES)
+    assert 0 < offline["start"] <= offline["long"]
+
+
+def test_a_process_is_watched_until_the_end(load: Any) -> None:
+    bench = load("memory")
+
+    with bench.watching(os.getpid()) as seen:
+        held = bytearray(64 * bench.MIB)
+        time.sleep(4 * bench.SAMPLE_S)
+    del held
+
+    assert max(seen) - seen[0] > 32
+    assert len({tuple(prompt[:3]) for prompt in bench.Work(64, 5, 1).prompts()}) == 64
