@@ -80,4 +80,5 @@ browser: ## Chromium for the tests of the page, where apt-get can install it
 docs: $(STAMP) ## Regenerate what is generated in docs/
 	@$(BIN)/python docs/draw_states.py
 	@$(BIN)/python docs/list_options.py
+	@$(BIN)/python docs/list_fields.py
 	@$(BIN)/python docs/build_dashboard.py

@@ -72,7 +72,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": True}, "logprobs", "integer"),
     ({"echo": True, "logprobs": 1, "stream": True}, "stream", "cannot be streamed"),
     ({"echo": "yes"}, "echo", "boolean"),
-    ({"suffix": "x"}, "suffix", "None"),
+    ({"suffix": "x"}, "suffix", "nothing can be inserted"),
     ({"stop": ["a", "b", "c"]}, "stop", "at most 2"),
     ({"stop": "x" * 11}, "stop", "at most 10"),
     ({"stop": ""}, "stop", "empty"),

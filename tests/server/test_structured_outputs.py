@@ -117,7 +117,7 @@ def test_plain_text_is_no_form(server: Running) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "code", "message"),
     [
-        ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value", "json_schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "unsupported", "json_schema"),
         ({"response_format": {"type": "json_schema"}}, "response_format", "invalid_value", "field json_schema"),
         ({"response_format": {"type": "regex"}}, "response_format", "invalid_value", "field regex"),
         (
@@ -134,7 +134,8 @@ def test_plain_text_is_no_form(server: Running) -> None:
         ({"guided_choice": ["a" * 500]}, "guided_choice", "limit_exceeded", "at most 500"),
         ({"guided_choice": []}, "guided_choice", "invalid_value", "none of them empty"),
         ({"guided_json": {"enum": ["x" * 500]}}, "guided_json", "limit_exceeded", "at most 500"),
-        ({"structured_outputs": {"xml": "a"}}, "structured_outputs", "invalid_value", "just one of json"),
+        ({"structured_outputs": {"xml": "a"}}, "structured_outputs.xml", "unknown_parameter", "unknown parameter"),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value", "just one of json"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs", "invalid_value", "must be text"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs", "invalid_value", "cannot be compiled"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "guided_choice", "invalid_value", "both say what form"),

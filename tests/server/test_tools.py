@@ -70,6 +70,12 @@ def client(prompts: list[Any]) -> Iterator[openai.OpenAI]:
         server.rest()
 
 
+def allowed(mode: str, *names: str) -> Any:
+    """A choice of tools."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def ask(client: openai.OpenAI, **fields: Any) -> Any:
     return client.chat.completions.create(**{"model": "bytes", "messages": ASK, "tools": [ADD, NOW], **fields})
 
@@ -82,6 +88,16 @@ def test_calls_are_told_apart_from_content(client: openai.OpenAI, prompts: list[
     assert [json.loads(call.function.arguments) for call in choice.message.tool_calls] == [{"a": 1, "b": "x"}, {}]
     assert choice.finish_reason == "tool_calls"
     assert prompts[-1][1] == [ADD, NOW]
+
+
+def test_the_model_is_shown_the_allowed_tools_and_calls_of_others_are_text(
+    client: openai.OpenAI, prompts: list[Any]
+) -> None:
+    [choice] = ask(client, tool_choice=allowed("auto", "now")).choices
+
+    assert prompts[-1][1] == [NOW]
+    assert [call.function.name for call in choice.message.tool_calls] == ["now"]
+    assert '"name": "add"' in choice.message.content
 
 
 def test_a_stream_has_the_same_calls(client: openai.OpenAI) -> None:
@@ -153,6 +169,9 @@ BROKEN_CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"nam
     ("fields", "param", "message"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "sub"}}}, "tool_choice", "none of the tools"),
+        ({"tool_choice": allowed("auto", "now", "sub")}, "tool_choice", "'sub', which is none of the tools"),
+        ({"tool_choice": allowed("required")}, "tool_choice", "allows no tool"),
+        ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must have the field allowed_tools"),
         ({"tools": [ADD, ADD]}, "tools", "two functions named 'add'"),
         ({"tools": [ADD, NOW, ADD, ADD]}, "tools", "at most 3 are allowed"),
         ({"tools": [], "tool_choice": "auto"}, "tool_choice", "needs tools"),
@@ -234,6 +253,13 @@ def test_a_named_call_is_made(tiny: Running) -> None:
 
     assert [call.function.name for call in calls if call.id] == ["add"]
     assert json.loads("".join(call.function.arguments for call in calls))["b"] in ("x", "y")
+
+
+def test_a_call_of_an_allowed_tool_may_be_required(tiny: Running) -> None:
+    with tiny.openai() as client:
+        choices = ask(client, tool_choice=allowed("required", "now"), n=4, seed=1, max_tokens=300).choices
+
+    assert {call.function.name for choice in choices for call in choice.message.tool_calls} == {"now"}
 
 
 def test_an_answer_of_a_form_may_stand_instead_of_calls(tiny: Running) -> None:

@@ -148,8 +148,8 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     context = first.get("ctx", {})
     if first["type"] == "json_invalid":
         param, message = "", f"the body is not JSON: {context.get('error', '')}"
-    elif first["type"] == "unknown_parameter":
-        return invalid(message, f"{param}.{context['name']}" if param else str(context["name"]), "unknown_parameter")
+    elif first["type"] in ("unknown_parameter", "unsupported"):
+        return invalid(message, f"{param}.{context['name']}" if param else str(context["name"]), first["type"])
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     code = _CODES.get(first["type"], "invalid_type" if "type" in first["type"] else "invalid_value")
     return invalid(f"{param}: {message}{more}" if param else message + more, param or None, code)

@@ -50,7 +50,7 @@ def _forms(body: GenerationBody) -> Iterator[tuple[str, Callable[[], Structured 
         response_format = body.response_format
         yield "response_format", lambda: _of_response_format(response_format)
     if body.structured_outputs is not None:
-        outputs = body.structured_outputs
+        outputs = body.structured_outputs.model_dump(by_alias=True)
         yield "structured_outputs", lambda: Structured.of(outputs)
     for field, name in GUIDED.items():
         value = getattr(body, field)

@@ -1,34 +1,88 @@
-"""What all bodies have in common: strict types, and no field that is not known."""
+"""What all bodies have in common: strict types, and no field but those of the table."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
 from pydantic_core import PydanticCustomError
+
+from headway.server.protocol.fields import Field, Use, asks_for_nothing, fields_of, note_taken
+
+_MAX_SHOWN = 40
+"""So many characters of a client's value are repeated in an error."""
 
 Tokens = list[int]
 # Members of unions are tagged with names in angle brackets, which errors leave out of the path.
 
 
 class Body(BaseModel):
-    """A body. Unknown fields are refused: an option that is not understood must not be ignored in silence."""
+    """A body, or an object in it. What may stand in it is said by the table in ``protocol.fields``; other fields are
+    refused: an option that is not understood must not be ignored in silence.
+
+    Attributes:
+        kinds: the objects of the table that it is made of; none if its own fields are all.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid")
+    kinds: ClassVar[tuple[str, ...]] = ()
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_unknown_fields(cls, data: Any) -> Any:
-        known = [field.alias or name for name, field in cls.model_fields.items()]
-        for name in data if isinstance(data, dict) else ():
-            if name not in known:
-                close = difflib.get_close_matches(str(name), known, n=1)
-                hint = f"did you mean '{close[0]}'?" if close else "docs/server.md lists the known ones"
-                raise PydanticCustomError(
-                    "unknown_parameter", "unknown parameter '{name}'; {hint}", {"name": str(name), "hint": hint}
-                )
-        return data
+    def _go_by_the_table(cls, data: Any) -> Any:
+        """Drop fields without effect, rename others, refuse the rest."""
+        if not isinstance(data, dict):
+            return data
+        own = {field.alias or name for name, field in cls.model_fields.items()}
+        table = fields_of(cls.kinds)
+        kept: dict[str, Any] = {}
+        for name in own:
+            _check_value(name, table.get(name), data.get(name))
+        for name, value in data.items():
+            field = table.get(name)
+            if name in own:
+                kept[name] = value
+            elif field is None:
+                if cls.model_config.get("extra") == "forbid":
+                    raise _unknown(str(name), [*own, *table])
+            elif field.use is Use.ALIAS:
+                _rename(kept, data, field, value)
+            elif field.use is Use.REFUSED and not asks_for_nothing(field, value):
+                raise _unsupported(name, field.text)
+            elif field.use is Use.TAKEN and value is not None:
+                note_taken(name, field.text)
+        return kept
+
+
+class History(Body):
+    """An object that clients send back as they got it, here or elsewhere: fields that nobody knows are passed over."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+def _check_value(name: str, field: Field | None, value: Any) -> None:
+    """Refuse a value that is not supported, before the fields that come with it are found to be unknown."""
+    if field is not None and field.only and isinstance(value, str) and value not in field.only:
+        raise _unsupported(name, field.otherwise.format(value=repr(value[:_MAX_SHOWN])))
+
+
+def _rename(kept: dict[str, Any], data: dict[str, Any], field: Field, value: Any) -> None:
+    if value is None:
+        return
+    if data.get(field.target) is not None:
+        raise _unsupported(field.name, f"{field.name} and {field.target} mean the same; give one of them")
+    kept[field.target] = value
+
+
+def _unknown(name: str, known: list[str]) -> PydanticCustomError:
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean '{close[0]}'?" if close else "docs/server.md lists the known ones"
+    return PydanticCustomError("unknown_parameter", "unknown parameter '{name}'; {hint}", {"name": name, "hint": hint})
+
+
+def _unsupported(name: str, sentence: str) -> PydanticCustomError:
+    return PydanticCustomError("unsupported", "{sentence}", {"name": name, "sentence": sentence})
 
 
 def _kind_of_prompt(value: Any) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
-from headway.server.protocol.base import Body, text_or_list
+from headway.server.protocol.base import Body, History, text_or_list
 from headway.server.protocol.generation import GenerationBody
 from headway.server.protocol.tools import Tool, ToolCall, ToolChoice
 
 
 class TextPart(Body):
     """A part of a message's content; only text can be read here."""
+
+    kinds = ("part",)
 
     type: Literal["text"]
     text: str
@@ -25,10 +27,10 @@ Content = Annotated[
 """A text, or a list of parts."""
 
 
-class ChatMessage(BaseModel):
-    """One message. Other fields are passed over: clients send back the messages they got, with all their fields."""
+class ChatMessage(History):
+    """One message."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    kinds = ("message",)
 
     role: str = Field(min_length=1)
     content: Content | None = None
@@ -69,6 +71,8 @@ def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
 
 class ChatBody(GenerationBody):
     """Answer a conversation."""
+
+    kinds = ("generation", "chat")
 
     messages: list[ChatMessage]
     max_completion_tokens: int | None = None

@@ -9,9 +9,9 @@ from headway.server.protocol.generation import GenerationBody
 class CompletionBody(GenerationBody):
     """Continue one or several prompts."""
 
+    kinds = ("generation", "completion")
+
     prompt: Prompt
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
-    suffix: None = None
-    """Known to OpenAI; nothing can be inserted here."""

@@ -12,6 +12,8 @@ from headway.server.protocol.base import Body
 class JsonSchemaFormat(Body):
     """A schema, as OpenAI wraps it."""
 
+    kinds = ("json_schema",)
+
     name: str | None = None
     description: str | None = None
     json_schema: dict[str, Any] | None = Field(None, alias="schema")
@@ -22,6 +24,20 @@ class JsonSchemaFormat(Body):
 class ResponseFormat(Body):
     """OpenAI's form of an output; the type "regex" is our own."""
 
+    kinds = ("response_format",)
+
     type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchemaFormat | None = None
     regex: str | None = None
+
+
+class StructuredOutputs(Body):
+    """vLLM's form of an output: just one of these, which ``Structured.of`` checks."""
+
+    kinds = ("structured_outputs",)
+
+    json_: Any = Field(None, alias="json")
+    json_object: Any = None
+    regex: Any = None
+    choice: Any = None
+    grammar: Any = None

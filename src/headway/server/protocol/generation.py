@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from headway.server.protocol.base import Body, TextOrTexts
-from headway.server.protocol.forms import ResponseFormat
+from headway.server.protocol.forms import ResponseFormat, StructuredOutputs
 
 
 class StreamOptions(Body):
     """How to stream."""
 
+    kinds = ("stream_options",)
+
     include_usage: bool | None = None
     """A last chunk with the usage."""
-    include_obfuscation: bool | None = None
-    """Known to OpenAI; without effect here."""
 
 
 class GenerationBody(Body):
@@ -50,8 +50,7 @@ class GenerationBody(Body):
     """Seconds within which it must have begun."""
 
     # vLLM's names for the form of an output; at most one of these and response_format may be given.
-    structured_outputs: dict[str, Any] | None = None
-    """One key out of json, json_object, regex, choice and grammar."""
+    structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
@@ -61,11 +60,3 @@ class GenerationBody(Body):
 
     user: str | None = None
     """Who asks, for the fair policy, where there are no API keys that say so."""
-
-    # For OpenAI's own service: they say nothing about the output, so they are taken and not used.
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from headway.server.protocol.base import Body
+from headway.server.protocol.base import Body, History
 
 
 class FunctionDefinition(Body):
     """A function that the model may call."""
+
+    kinds = ("function",)
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
@@ -23,6 +25,8 @@ class FunctionDefinition(Body):
 class Tool(Body):
     """A tool; functions are the only kind."""
 
+    kinds = ("tool",)
+
     type: Literal["function"]
     function: FunctionDefinition
 
@@ -31,17 +35,62 @@ class Tool(Body):
         return {"type": "function", "function": self.function.model_dump(exclude_none=True, exclude={"strict"})}
 
 
-class FunctionName(Body):
-    """Which function."""
+class NameOnly(History):
+    """Which function, with whatever else is said of it."""
 
     name: str
 
 
-class NamedTool(Body):
-    """A tool that must be called."""
+class FunctionName(Body):
+    """Which function."""
+
+    kinds = ("function_name",)
+
+    name: str
+
+
+class AllowedTool(History):
+    """One of the call's tools, by name; the rest of its description is passed over."""
 
     type: Literal["function"]
-    function: FunctionName
+    function: NameOnly
+
+
+class AllowedTools(Body):
+    """Tools out of which the model may or must choose."""
+
+    kinds = ("allowed_tools",)
+
+    mode: Literal["auto", "required"]
+    tools: list[AllowedTool]
+
+
+class ChosenTools(Body):
+    """A tool that must be called, or some out of which the model chooses."""
+
+    kinds = ("tool_choice",)
+
+    type: Literal["function", "allowed_tools"]
+    function: FunctionName | None = None
+    allowed_tools: AllowedTools | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ChosenTools:
+        if getattr(self, self.type) is None:
+            raise ValueError(f"a tool_choice of type '{self.type}' must have the field {self.type}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tools."""
+        if self.function is not None:
+            return [self.function.name]
+        return [tool.function.name for tool in self.allowed_tools.tools] if self.allowed_tools is not None else []
+
+    @property
+    def forced(self) -> bool:
+        """Whether there must be a call."""
+        return self.allowed_tools is None or self.allowed_tools.mode == "required"
 
 
 def _word_or_tool(value: Any) -> str:
@@ -49,25 +98,25 @@ def _word_or_tool(value: Any) -> str:
 
 
 ToolChoice = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[NamedTool, Tag("<tool>")],
+    Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[ChosenTools, Tag("<tool>")],
     Discriminator(_word_or_tool),
 ]
-"""Whether tools may or must be called, or which one must be."""
+"""Whether tools may or must be called, or which."""
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(History):
     """A function that was called, in a message of the model's."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    kinds = ("called_function",)
 
     name: str
     arguments: str
 
 
-class ToolCall(BaseModel):
+class ToolCall(History):
     """A call in a message of the model's."""
 
-    model_config = ConfigDict(strict=True, extra="ignore")
+    kinds = ("tool_call",)
 
     id: str | None = None
     type: Literal["function"] = "function"

@@ -11,7 +11,7 @@ from headway.config.server import ServerOptions
 from headway.server.errors import ApiError, invalid
 from headway.server.forms import check_length
 from headway.server.protocol.chat import ChatBody
-from headway.server.protocol.tools import NamedTool
+from headway.server.protocol.tools import ChosenTools
 from headway.server.tools.dialects import Dialect, Tool
 from headway.server.tools.parsers import ToolParser
 
@@ -57,21 +57,21 @@ def plan_tools(
     Raises:
         ApiError: they cannot be used, or not with this model, or not with that form.
     """
-    tools = tuple(tool.as_template_input() for tool in body.tools or ())
+    tools: tuple[Tool, ...] = tuple(tool.as_template_input() for tool in body.tools or ())
     choice = body.tool_choice or ("auto" if tools else "none")
     _check(tools, choice, body, options)
     if choice == "none":
         return ToolPlan(form=form, form_field=form_field)
     dialect = _dialect(support)
+    only_one = body.parallel_tool_calls is False
+    tools_to_call, forced = tools, choice == "required"
+    if isinstance(choice, ChosenTools):
+        tools_to_call, forced = _chosen(tools, choice), choice.forced
+        only_one |= choice.type == "function"
+        if choice.type == "allowed_tools":
+            tools = tools_to_call
     names = frozenset(tool["function"]["name"] for tool in tools)
-    if isinstance(choice, NamedTool):
-        tools_to_call = [tool for tool in tools if tool["function"]["name"] == choice.function.name]
-        if not tools_to_call:
-            raise invalid(f"tool_choice names {choice.function.name!r}, which is none of the tools", "tool_choice")
-    else:
-        tools_to_call = list(tools)
-    only_one = isinstance(choice, NamedTool) or body.parallel_tool_calls is False
-    if choice == "auto":
+    if not forced:
         calls = _calls_or_answer(dialect, tools_to_call, form, form_field, only_one=only_one)
     elif form is not None:
         raise invalid(f"{form_field} cannot go with a tool_choice that forces a call", form_field)
@@ -94,6 +94,20 @@ def _check(tools: Sequence[Tool], choice: object, body: ChatBody, options: Serve
         raise invalid("tool_choice needs tools", "tool_choice")
     if not tools and body.parallel_tool_calls is not None:
         raise invalid("parallel_tool_calls needs tools", "parallel_tool_calls")
+
+
+def _chosen(tools: Sequence[Tool], choice: ChosenTools) -> tuple[Tool, ...]:
+    """Those of the tools that the choice names, in their own order.
+
+    Raises:
+        ApiError: it names none, or one that is not there.
+    """
+    names = set(choice.names)
+    for name in sorted(names - {tool["function"]["name"] for tool in tools}):
+        raise invalid(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+    if not names:
+        raise invalid("tool_choice allows no tool; use 'none' instead", "tool_choice")
+    return tuple(tool for tool in tools if tool["function"]["name"] in names)
 
 
 def _dialect(support: ToolSupport) -> Dialect:
