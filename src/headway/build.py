@@ -222,10 +222,18 @@ def _weight_dtype(choice: str, device: torch.device, ops: Ops) -> str:
 
 def _longest(asked: int | None, config: ModelConfig) -> int:
     """The longest sequence that was asked for, or that the model can take."""
-    most = config.max_position_embeddings
+    most = config.max_context_len
     if asked is not None and asked > most:
-        raise ConfigError("max_model_len", asked, f"must be at most {most}, the longest context of this model")
+        raise ConfigError("max_model_len", asked, f"must be at most {most:,}, {_why_longest(config)}")
     return most if asked is None else asked
+
+
+def _why_longest(config: ModelConfig) -> str:
+    if config.sliding_window == config.max_context_len < config.max_position_embeddings:
+        return "the model's sliding window: longer contexts, in which it hides tokens, come later"
+    if config.max_context_len > config.max_position_embeddings:
+        return "the model's longest context with its scaling of positions"
+    return "the longest context of this model"
 
 
 def _size(options: EngineOptions, model: DecoderModel) -> _Sizes:
@@ -238,7 +246,7 @@ def _size(options: EngineOptions, model: DecoderModel) -> _Sizes:
     if options.max_model_len is not None:
         max_model_len, why_length = longest, "as asked for"
     elif longest <= num_blocks * size:
-        max_model_len, why_length = longest, "the model's longest context"
+        max_model_len, why_length = longest, _why_longest(config)
     else:
         max_model_len, why_length = num_blocks * size, "what the KV blocks hold"
     cache = options.cache_config(num_blocks, _num_host_blocks(options, block_bytes))

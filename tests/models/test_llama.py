@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from headway.config import ConfigError
-from headway.models.config import ModelConfig
+from headway.models.hf_config import read_hf_config
 from headway.models.llama import DecoderModel
 from headway.models.ops.registry import select_ops
 from headway.models.tiny import make_tiny, random_weights
@@ -55,7 +55,7 @@ def folder(variant: str) -> Path:
 
 @cache
 def model(variant: str, backend: str, weight_dtype: str = "float32") -> DecoderModel:
-    config = ModelConfig.from_hf(json.loads((folder(variant) / "config.json").read_text()))
+    config = read_hf_config(json.loads((folder(variant) / "config.json").read_text()))
     weights = load_file(folder(variant) / "model.safetensors")
     return DecoderModel(config, weights, ops=select_ops("cpu", backend), weight_dtype=weight_dtype)
 

@@ -10,6 +10,7 @@ import pytest
 
 from headway.config import ConfigError
 from headway.models.config import ModelConfig, UnsupportedModel
+from headway.models.hf_config import read_hf_config
 from headway.models.llama import DecoderModel
 from headway.models.registry import model_class, supported_architectures
 
@@ -34,7 +35,7 @@ SMOLLM2: dict[str, Any] = {
 
 
 def read(**changes: Any) -> ModelConfig:
-    return ModelConfig.from_hf(SMOLLM2 | changes)
+    return read_hf_config(SMOLLM2 | changes)
 
 
 def test_smollm2() -> None:
@@ -109,16 +110,20 @@ def test_rope_keys_old_and_new(changes: dict[str, Any], theta: float, scaling: d
         ({"hidden_act": "gelu"}, "hidden_act gelu", "only 'silu'"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor", "only 1 is"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization gptq", "take the unquantised checkpoint"),
+        ({"per_layer_config": {"1": {"head_dim": 32}}}, "per_layer_config", "is not supported in architecture"),
+        ({"a_field_of_tomorrow": 1}, "a_field_of_tomorrow", "is not known in architecture 'llama' and may change what"),
+        ({"use_sliding_window": True, "sliding_window": 99}, "use_sliding_window", "only False, None"),
+        ({"layer_types": ["full_attention", "sliding_attention"] * 15}, "layer_types", "no sliding_window for it"),
+        ({"layer_types": ["linear_attention"] * 30}, "layer_types", "'linear_attention' are not supported"),
         (
-            {"architectures": ["MistralForCausalLM"], "sliding_window": 4096},
-            "sliding_window",
-            "sliding_window=4096 hides tokens below max_position_embeddings=8192",
+            {"architectures": ["Qwen3ForCausalLM"], "layer_types": ["sliding_attention"] * 30, "sliding_window": 99},
+            "layer_types",
+            "no sliding_window for it in architecture 'qwen3'",
         ),
-        (
-            {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 99, "use_sliding_window": True},
-            "sliding_window",
-            "models with an attention window come later",
-        ),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0, "mrope_section": [1]}}, "rope parameter mrope_section", ""),
+        ({"rope_scaling": {"rope_type": "default", "factor": 2.0}}, "rope parameter factor", "rope_type='default'"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 9.0}}}, "rope parameter full_attention", "one set"),
+        ({"rope_scaling": {"type": "yarn", "factor": 2.0, "attn_factor": 1.1}}, "rope parameter attn_factor", "=1.1"),
     ],
 )
 def test_what_is_not_computed_is_refused(changes: dict[str, Any], feature: str, message: str) -> None:
@@ -128,23 +133,59 @@ def test_what_is_not_computed_is_refused(changes: dict[str, Any], feature: str, 
     assert message in str(refused.value)
 
 
+MISTRAL, QWEN2, QWEN3 = (
+    {"architectures": [f"{name}ForCausalLM"], "sliding_window": 99} for name in ("Mistral", "Qwen2", "Qwen3")
+)
+FULL, SLIDING = ["full_attention"], ["sliding_attention"]
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("changes", "window"),
     [
-        {"architectures": ["MistralForCausalLM"], "sliding_window": None},
-        {"architectures": ["MistralForCausalLM"], "sliding_window": 8192},
-        {"architectures": ["Qwen2ForCausalLM"], "sliding_window": 99, "use_sliding_window": False},
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "sliding_window": 99,
-            "use_sliding_window": True,
-            "max_window_layers": 30,
-        },
-        {"sliding_window": 99},
+        (MISTRAL, 99),
+        (MISTRAL | {"sliding_window": None}, None),
+        (MISTRAL | {"layer_types": FULL * 30}, 99),
+        ({"architectures": ["MistralForCausalLM"]}, 4096),
+        (QWEN2, None),
+        (QWEN2 | {"use_sliding_window": True}, 99),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 30}, None),
+        (QWEN2 | {"use_sliding_window": True, "max_window_layers": 29}, 99),
+        (QWEN3 | {"use_sliding_window": True, "layer_types": FULL * 30}, None),
+        (QWEN3 | {"use_sliding_window": True, "layer_types": FULL * 29 + SLIDING, "max_window_layers": 30}, 99),
+        (QWEN3 | {"layer_types": FULL * 30}, None),
+        ({"sliding_window": 99}, None),
+        ({"layer_types": FULL * 30, "use_sliding_window": False}, None),
     ],
 )
-def test_a_window_without_effect_is_no_window(changes: dict[str, Any]) -> None:
-    assert read(**changes).num_layers == 30
+def test_which_layers_have_a_window(changes: dict[str, Any], window: int | None) -> None:
+    config = read(**changes)
+
+    assert config.sliding_window == window
+    assert config.max_context_len == min(8192, window or 8192)
+
+
+def rope(**scaling: Any) -> dict[str, Any]:
+    return {"rope_scaling": scaling}
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [
+        ({}, 8192),
+        (rope(type="linear", factor=2.0), 16384),
+        (rope(type="linear", factor=2.5), 20480),
+        (rope(type="linear", factor=4.0, original_max_position_embeddings=2048), 8192),
+        (rope(type="yarn", factor=4.0), 32768),
+        (rope(type="yarn", factor=4.0, original_max_position_embeddings=2048), 8192),
+        (rope(type="yarn", factor=4.0, original_max_position_embeddings=4096), 16384),
+        (rope(type="yarn", factor=2.0, original_max_position_embeddings=2048), 8192),
+        (rope(type="yarn", factor=None, original_max_position_embeddings=2048), 8192),
+        (rope(type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0), 8192),
+        (MISTRAL | {"sliding_window": 9000} | rope(type="yarn", factor=4.0), 9000),
+    ],
+)
+def test_the_longest_context(changes: dict[str, Any], longest: int) -> None:
+    assert read(**changes).max_context_len == longest
 
 
 @pytest.mark.parametrize(
@@ -158,6 +199,21 @@ def test_a_window_without_effect_is_no_window(changes: dict[str, Any]) -> None:
         ({"architectures": None, "model_type": None}, "architectures=None .* must name"),
         ({"rope_theta": -1.0}, "rope_theta=-1.0 .* above 0"),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps=-1.0 .* at least 0"),
+        ({"rms_norm_eps": "tiny"}, "rms_norm_eps='tiny' .* must be a number"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings='false' .* true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id='</s>' .* token id"),
+        ({"layer_types": FULL}, r"layer_types=.* must be a list of num_hidden_layers \(30\)"),
+        (MISTRAL | {"sliding_window": 1}, "sliding_window=1 .* at least 2"),
+        (MISTRAL | {"sliding_window": "all"}, "sliding_window='all' .* whole number"),
+        (rope(type="linear"), "rope_scaling.factor=None .* is missing"),
+        (rope(type="linear", factor=0), "rope_scaling.factor=0 .* above 0"),
+        (rope(type="linear", factor="2"), "rope_scaling.factor='2' .* must be a number"),
+        (rope(type="llama3", factor=8.0, high_freq_factor=4.0), "rope_scaling.low_freq_factor=None .* is missing"),
+        (rope(type="llama3", factor=8.0, low_freq_factor=4.0, high_freq_factor=4.0), "above low_freq_factor"),
+        (rope(type="yarn", factor=2.0, beta_fast=1, beta_slow=2), "at least beta_slow"),
+        (rope(type="yarn", factor=2.0, truncate=1), "truncate=1 .* true or false"),
+        ({"rope_scaling": "linear"}, "rope_scaling='linear' .* must be an object"),
+        (rope(type="linear", factor=2.0) | {"rope_parameters": {"rope_theta": 1e6}}, "contradicts rope_parameters"),
     ],
 )
 def test_senseless_values_are_refused_by_name(changes: dict[str, Any], message: str) -> None:

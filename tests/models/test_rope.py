@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from headway.models.config import ModelConfig
+from headway.models.hf_config import read_hf_config
 from headway.models.rope import rope_table
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def test_table_is_that_of_transformers(name: str, head_dim: int) -> None:
     reference = LlamaRotaryEmbedding(LlamaConfig(**shape, rope_parameters=dict(parameters)))
     positions = torch.tensor([[0, 1, 17, 900]])
     cos, sin = reference(torch.zeros(1), positions)
-    config = ModelConfig.from_hf(
+    config = read_hf_config(
         {**shape, "model_type": "llama", "rope_parameters": parameters, "vocab_size": 9, "intermediate_size": 9}
         | {"num_hidden_layers": 1}
     )

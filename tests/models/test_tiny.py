@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from headway.config import ConfigError
-from headway.models.config import ModelConfig, UnsupportedModel
+from headway.models.config import UnsupportedModel
+from headway.models.hf_config import read_hf_config
 from headway.models.registry import supported_architectures
 from headway.models.tiny import make_tiny, weight_shapes
 
@@ -19,9 +20,9 @@ from headway.models.tiny import make_tiny, weight_shapes
 @pytest.mark.parametrize("architecture", supported_architectures())
 def test_config_is_read_alike_here_and_by_transformers(tmp_path: Path, architecture: str) -> None:
     folder = make_tiny(tmp_path, architecture, layers=3, head_dim=32)
-    config = ModelConfig.from_hf(json.loads((folder / "config.json").read_text()))
+    config = read_hf_config(json.loads((folder / "config.json").read_text()))
     assert (config.architecture, config.num_layers, config.head_dim) == (architecture, 3, 32)
-    assert ModelConfig.from_hf(AutoConfig.from_pretrained(folder).to_dict()) == config
+    assert read_hf_config(AutoConfig.from_pretrained(folder).to_dict()) == config
     weights = load_file(folder / "model.safetensors")
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == weight_shapes(config)
 

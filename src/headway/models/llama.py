@@ -119,7 +119,7 @@ class DecoderModel:
             ops: kernels, from :func:`~headway.models.ops.registry.select_ops` for the same device.
             weight_dtype: "float32", "float16" or (not on the CPU) "bfloat16".
             device: where to run.
-            max_positions: longest context that will be asked for; ``config.max_position_embeddings`` if ``None``.
+            max_positions: longest context that will be asked for; ``config.max_context_len`` if ``None``.
 
         Raises:
             ConfigError: a weight is missing or has another shape than the config says, or the dtype cannot be used.
@@ -134,7 +134,7 @@ class DecoderModel:
         self._attention = ops.attention
         self._fused = ops.fused
         self._scale = config.head_dim**-0.5
-        self._rope = rope_table(config, max_positions or config.max_position_embeddings).to(self.device)
+        self._rope = rope_table(config, max_positions or config.max_context_len).to(self.device)
         self._embedding = read.embedding("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [_read_layer(read, config, index) for index in range(config.num_layers)]
         self._final_norm = read.norm("model.norm", config.hidden_size)

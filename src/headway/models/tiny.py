@@ -20,6 +20,7 @@ from torch import Tensor
 
 from headway.config import ConfigError
 from headway.models.config import ModelConfig, canonical_architecture
+from headway.models.hf_config import read_hf_config
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _HF_NAMES = {
@@ -79,7 +80,7 @@ def make_tiny(
         raise ConfigError("vocab", vocab, f"must be at least {_SMALLEST_VOCAB}: all bytes and the special tokens")
     config = _hf_config(canonical_architecture(architecture), vocab, layers, hidden, heads, kv_heads, head_dim, tie)
     config |= {"torch_dtype": dtype, **(overrides or {})}
-    weights = random_weights(ModelConfig.from_hf(config), seed)
+    weights = random_weights(read_hf_config(config), seed)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", config)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ConfigError
 from headway.models.config import ModelConfig, UnsupportedModel
+from headway.models.hf_config import read_hf_config
 from headway.models.loading.errors import BadModelFile, MissingTensor, UnexpectedTensor
 from headway.models.loading.lazy import LazyWeights, TensorEntry
 from headway.models.loading.safetensors_folder import folder_entries, read_json
@@ -121,7 +122,7 @@ def _open_gguf(path: Path) -> tuple[ModelConfig, dict[str, TensorEntry]]:
 
 def _parse_config(path: Path, content: Mapping[str, Any]) -> ModelConfig:
     try:
-        return ModelConfig.from_hf(content)
+        return read_hf_config(content)
     except UnsupportedModel as error:
         raise _with_path(path, error) from error
     except ConfigError as error:
