@@ -81,4 +81,5 @@ docs: $(STAMP) ## Regenerate what is generated in docs/
 	@$(BIN)/python docs/draw_states.py
 	@$(BIN)/python docs/list_options.py
 	@$(BIN)/python docs/list_fields.py
+	@$(BIN)/python docs/list_schema_keywords.py
 	@$(BIN)/python docs/build_dashboard.py

@@ -46,7 +46,9 @@ def test_every_document_is_in_the_index() -> None:
     assert [path.name for path in (ROOT / "docs").rglob("*.md") if path != index and path.resolve() not in linked] == []
 
 
-@pytest.mark.parametrize("script", ["build_dashboard", "draw_states", "list_fields", "list_options"])
+@pytest.mark.parametrize(
+    "script", ["build_dashboard", "draw_states", "list_fields", "list_options", "list_schema_keywords"]
+)
 def test_generated_documents_are_up_to_date(script: str) -> None:
     spec = importlib.util.spec_from_file_location(script, ROOT / "docs" / f"{script}.py")
     assert spec is not None and spec.loader is not None

@@ -122,7 +122,7 @@ def test_plain_text_is_no_form(server: Running) -> None:
         ({"response_format": {"type": "regex"}}, "response_format", "invalid_value", "field regex"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
-            "response_format", "invalid_value", "cannot be compiled: Unimplemented keys",
+            "response_format", "invalid_value", "cannot be compiled: Unsatisfiable schema",
         ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "shema": {}}}},
@@ -246,3 +246,63 @@ def test_the_official_client_sends_forms_as_extra_fields(server: Running) -> Non
             )
 
     assert answer.choices[0].text in ("yes", "no")
+
+
+UNIQUE = {
+    "type": "object",
+    "properties": {"tags": {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}},
+    "required": ["tags"],
+    "additionalProperties": False,
+}
+
+
+def wrapped(schema: dict[str, Any], strict: bool | None) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema, "strict": strict}}
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        (wrapped(UNIQUE, None), "response_format.json_schema.schema"),
+        (wrapped(UNIQUE, False), "response_format.json_schema.schema"),
+        ({"guided_json": UNIQUE}, "guided_json"),
+        ({"structured_outputs": {"json": json.dumps(UNIQUE)}}, "structured_outputs.json"),
+    ],
+    ids=str,
+)
+def test_what_is_not_kept_to_is_told_in_a_header(server: Running, fields: dict[str, Any], place: str) -> None:
+    body = {**CHAT, **fields, "seed": 1}
+    whole = server.post("/v1/chat/completions", body)
+    with server.http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+        headers = [whole.headers, stream.headers]
+
+    assert {each["x-headway-warning"] for each in headers} == {f"{place}.properties.tags.uniqueItems is not enforced"}
+    assert set(json.loads(whole.json()["choices"][0]["message"]["content"])["tags"]) <= {1, 2}
+
+
+def test_there_is_no_such_header_if_all_is_kept_to_and_a_hostile_name_does_not_break_it(server: Running) -> None:
+    good = server.complete("a", guided_json=SCHEMA, max_tokens=1)
+    names = {f"é\r\nX-Evil: {place}": {"type": "array", "uniqueItems": True} for place in range(7)}
+    bad = server.complete("a", guided_json={"properties": names}, max_tokens=1)
+
+    assert "x-headway-warning" not in good.headers
+    assert bad.status_code == 200 and "x-evil" not in bad.headers
+    assert bad.headers["x-headway-warning"].endswith("; and 2 more")
+
+
+def test_a_strict_schema_that_cannot_be_kept_to_is_refused_with_the_place(server: Running) -> None:
+    answer = server.post("/v1/chat/completions", {**CHAT, **wrapped(UNIQUE, True)})
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported")
+    assert error["param"] == "response_format.json_schema.schema.properties.tags.uniqueItems"
+    assert "cannot be enforced" in error["message"]
+
+
+def test_real_dates_and_unknown_formats_in_strict_schemas(server: Running) -> None:
+    for format_name in ("date", "made-up"):
+        answer = server.complete("a", **wrapped({"type": "string", "format": format_name}, True), max_tokens=9, seed=1)
+        assert answer.status_code == 200
+        assert ("made-up" in answer.headers.get("x-headway-warning", "")) is (format_name == "made-up")

@@ -286,3 +286,21 @@ def test_parameters_that_are_no_schema_are_refused(tiny: Running) -> None:
         ask(client, tools=[broken], tool_choice="required")
 
     assert caught.value.param == "tools"
+
+
+@pytest.mark.parametrize("choice", ["required", "auto"])
+def test_what_of_parameters_is_not_kept_to_is_told_or_refused_if_they_are_strict(tiny: Running, choice: str) -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 2}}}
+    tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": unique}}]
+    body = {"messages": ASK, "tools": tools, "tool_choice": choice, "max_tokens": 3}
+    place = "tools.1.function.parameters.properties.a.uniqueItems"
+
+    warning = tiny.post("/v1/chat/completions", body).headers.get("x-headway-warning")
+    tools[1]["function"]["strict"] = True
+    strict = tiny.post("/v1/chat/completions", body)
+
+    if choice == "auto":  # nothing is kept to
+        assert (warning, strict.status_code) == (None, 200)
+    else:
+        assert warning == f"{place} is not enforced"
+        assert (strict.status_code, strict.json()["error"]["param"]) == (400, place)

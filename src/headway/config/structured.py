@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headway.config.options import ConfigError
+from headway.config.schemas import Annotation, prepare
 
 KINDS = ("json", "regex", "choice", "grammar")
 FORMS = (*KINDS, "json_object")
@@ -29,10 +30,12 @@ class Structured:
         kind: one of ``KINDS``.
         text: the JSON schema; the regular expression, of which the whole output is a match; the choices, as a JSON
             list of texts; or the grammar, in Lark's or GBNF's notation.
+        annotations: parts of JSON schemas in it that are not kept to.
     """
 
     kind: str
     text: str
+    annotations: tuple[Annotation, ...] = field(default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -41,9 +44,21 @@ class Structured:
             raise ConfigError("structured", self.kind, "must not be empty")
 
     @staticmethod
-    def json(schema: Mapping[str, Any] | str) -> Structured:
-        """JSON that fits a schema, given as an object or as text."""
-        return Structured("json", schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False))
+    def json(schema: Mapping[str, Any] | str, *, strict: bool = False) -> Structured:
+        """JSON that fits a schema, given as an object or as text.
+
+        Args:
+            strict: refuse keywords that cannot be kept to; else they are noted in ``annotations``.
+
+        Raises:
+            ConfigError: it is strict and has such a keyword, which is named with its path.
+        """
+        text = schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False)
+        annotations = annotations_of(schema)
+        for annotation in annotations if strict else ():
+            if annotation.asserts:
+                raise ConfigError("structured", "json", f"is strict, but {annotation}")
+        return Structured("json", text, annotations)
 
     @staticmethod
     def json_object() -> Structured:
@@ -83,11 +98,20 @@ class Structured:
             return Structured.json_object()
         if name == "choice" and isinstance(value, list) and all(isinstance(text, str) for text in value):
             return Structured.choice(value)
-        if name == "json" and isinstance(value, Mapping):
+        if name == "json" and isinstance(value, Mapping | str):
             return Structured.json(value)
-        if name in ("json", "regex", "grammar") and isinstance(value, str):
+        if name in ("regex", "grammar") and isinstance(value, str):
             return Structured(name, value)
         raise ConfigError("structured", name, f"must be {_VALUES[name]}")
+
+
+def annotations_of(schema: Mapping[str, Any] | str) -> tuple[Annotation, ...]:
+    """The parts of a schema that are not kept to; none of what is no schema, which the compiler will say."""
+    try:
+        given = json.loads(schema) if isinstance(schema, str) else schema
+    except (ValueError, RecursionError):
+        return ()
+    return prepare(given)[1] if isinstance(given, Mapping) else ()
 
 
 _VALUES = {
@@ -109,4 +133,4 @@ def json_rule(schema: Any) -> str:
         schema = {}
     if not isinstance(schema, Mapping):
         raise ConfigError("structured", "json", "must be a JSON schema, which is an object")
-    return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
+    return "%json " + json.dumps({**prepare(schema)[0], "x-guidance": JSON_OPTIONS})

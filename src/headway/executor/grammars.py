@@ -11,6 +11,7 @@ allowed and the model chooses. Otherwise the library would tokenise by a call ba
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import threading
@@ -35,6 +36,9 @@ MAX_THREADS = 8
 
 _HEADER = '%llguidance { "no_forcing": true }\n'
 _MAX_MESSAGE = 300
+_MAX_LOGGED = 5
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class CompiledForm(Structured):
         matcher: at the beginning of an output; never moved on, only copied.
     """
 
-    matcher: Any = field(compare=False, repr=False)
+    matcher: Any = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[type[Structured], tuple[str, str]]:
         return Structured, (self.kind, self.text)
@@ -82,7 +86,9 @@ class GuidanceGrammars:
             if known is not None:
                 self._cache.move_to_end(form)
                 return known
-        compiled = CompiledForm(form.kind, form.text, self._matcher(form))
+        compiled = CompiledForm(form.kind, form.text, form.annotations, self._matcher(form))
+        for annotation in form.annotations[:_MAX_LOGGED]:
+            logger.warning("the schema of an output has a part that cannot be kept to: %s", annotation)
         with self._lock:
             self._cache[form] = compiled
             while len(self._cache) > NUM_CACHED:

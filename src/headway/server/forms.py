@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from headway.config import ConfigError, Structured
@@ -13,6 +14,9 @@ from headway.server.protocol.generation import GenerationBody
 
 GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 """vLLM's older fields, and what each is called in ``structured_outputs``."""
+
+_SCHEMAS = {"response_format": "response_format.json_schema.schema", "structured_outputs": "structured_outputs.json"}
+"""Where the schema stands in fields that have more in them."""
 
 
 def form_of(body: GenerationBody, options: ServerOptions) -> tuple[Structured | None, str]:
@@ -33,7 +37,29 @@ def form_of(body: GenerationBody, options: ServerOptions) -> tuple[Structured | 
         raise invalid(f"{field} {error.limit}", field) from error
     if form is not None:
         check_length(form, field, options)
+        wrapped = body.response_format.json_schema if field == "response_format" and body.response_format else None
+        form = noted(form, _SCHEMAS.get(field, field), strict=bool(wrapped and wrapped.strict))
     return form, field
+
+
+def noted(form: Structured, field: str, *, strict: bool) -> Structured:
+    """The form with what of its schema cannot be kept to named by its place in the body.
+
+    Args:
+        field: where the schema stands.
+        strict: whether such a thing is refused.
+
+    Raises:
+        ApiError: it is.
+    """
+    annotations = tuple(replace(each, path=f"{field}.{each.path}") for each in form.annotations)
+    for each in annotations:
+        if strict and each.asserts:
+            message = (
+                f"{each.path} cannot be enforced, which strict asks for (docs/structured-output.md lists what can)"
+            )
+            raise invalid(message, each.path, "unsupported")
+    return replace(form, annotations=annotations)
 
 
 def check_length(form: Structured, field: str, options: ServerOptions) -> None:

@@ -8,7 +8,7 @@ when it asked for a stream. Once a stream has begun, errors are an event of it. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.responses import Response
@@ -22,6 +22,10 @@ from headway.server.errors import ApiError
 from headway.server.json import json_response
 from headway.server.service import Service
 from headway.server.spec import CallSpec
+
+WARNING = "X-Headway-Warning"
+MAX_WARNINGS = 5
+"""So many are written out."""
 
 MakeAnswer = Callable[[CallSpec, str, str, Callable[[int], bytes], frozenset[int]], Answer]
 
@@ -72,11 +76,21 @@ class GenerationResponse(Response):
             while (updates := await call.take()) is not None:
                 outputs.update(_outputs(updates))
             body = self._answer.whole([outputs[index] for index in sorted(outputs)])
-            response = json_response(body)
+            response = json_response(body, headers=self._warnings())
         except ApiError as error:
             response = error.response()
         call.close()  # before the client can know that it has ended: it may use the id again
         await response(scope, receive, send)
+
+    def _warnings(self) -> dict[str, str]:
+        """A header that says what of the output's schema is not kept to, if there is anything."""
+        form = self._spec.sampling.structured
+        annotations = form.annotations if form is not None else ()
+        if not annotations:
+            return {}
+        said = "; ".join(map(str, annotations[:MAX_WARNINGS]))
+        more = f"; and {len(annotations) - MAX_WARNINGS} more" if len(annotations) > MAX_WARNINGS else ""
+        return {WARNING: "".join(char if " " <= char <= "~" else "?" for char in said + more)}
 
     async def _stream(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         outputs: dict[int, RequestOutput] = {}
@@ -89,7 +103,7 @@ class GenerationResponse(Response):
                 chunks = [chunk for index, update in updates for chunk in self._answer.chunks(index, update)]
                 if not begun:
                     begun = True
-                    await _begin(send)
+                    await _begin(send, self._warnings())
                 if chunks or not updates:
                     await _send(send, sse.events(chunks) if chunks else sse.COMMENT)
             usage = []
@@ -142,8 +156,8 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _begin(send: Send) -> None:
-    headers = {"Content-Type": sse.MEDIA_TYPE, **sse.HEADERS}
+async def _begin(send: Send, more: Mapping[str, str]) -> None:
+    headers = {"Content-Type": sse.MEDIA_TYPE, **sse.HEADERS, **more}
     raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": 200, "headers": raw})
 

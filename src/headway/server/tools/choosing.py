@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
 from headway.server.errors import ApiError, invalid
-from headway.server.forms import check_length
+from headway.server.forms import check_length, noted
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools
 from headway.server.tools.dialects import Dialect, Tool
@@ -79,6 +79,7 @@ def plan_tools(
         calls = _calls(dialect, tools_to_call, only_one=only_one)
     if calls is not None:
         check_length(calls, "tools", options)
+        calls = _noted(calls, body, tools_to_call)
     return ToolPlan(tools, lambda: dialect.parser(names), calls, "tools")
 
 
@@ -126,6 +127,22 @@ def _calls(dialect: Dialect, tools: Sequence[Tool], *, only_one: bool, answer: o
         raise invalid(f"tools {error.limit}", "tools") from error
 
 
+def _noted(calls: Structured, body: ChatBody, tools: Sequence[Tool]) -> Structured:
+    """The form of calls with what of their parameters' schemas cannot be kept to.
+
+    Raises:
+        ApiError: there is such a thing in a tool that is strict.
+    """
+    names = {tool["function"]["name"] for tool in tools}
+    found = list(calls.annotations)
+    for place, tool in enumerate(body.tools or ()):
+        if tool.function.name in names and tool.function.parameters is not None:
+            schema = Structured.json(tool.function.parameters)
+            strict = bool(tool.function.strict)
+            found += noted(schema, f"tools.{place}.function.parameters", strict=strict).annotations
+    return replace(calls, annotations=tuple(found))
+
+
 def _calls_or_answer(
     dialect: Dialect, tools: Sequence[Tool], form: Structured | None, form_field: str, *, only_one: bool
 ) -> Structured | None:
@@ -138,4 +155,4 @@ def _calls_or_answer(
         answer = json.loads(form.text)
     except (ValueError, RecursionError) as error:
         raise invalid(f"{form_field} is not JSON: {error}", form_field) from error
-    return _calls(dialect, tools, only_one=only_one, answer=answer)
+    return replace(_calls(dialect, tools, only_one=only_one, answer=answer), annotations=form.annotations)
