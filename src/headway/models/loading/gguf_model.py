@@ -7,9 +7,8 @@ rotary embedding pairs neighbouring rows (2i, 2i+1) where Hugging Face pairs the
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,11 @@ import numpy as np
 from headway.models.config import UnsupportedModel, canonical_architecture
 from headway.models.loading.errors import BadModelFile
 from headway.models.loading.gguf_file import GgufFile, GgufTensor
+from headway.models.loading.gguf_keys import check_keys
+from headway.models.loading.gguf_rope import ROPE_FACTORS, gguf_rope_scaling
 from headway.models.loading.lazy import TensorEntry
 
 _PAIRED_ROWS = ("llama", "mistral")
-_ROPE_FACTORS = "rope_freqs.weight"
 
 _MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES = {
@@ -54,17 +54,6 @@ _OTHER_KEYS = {
     "rope.freq_base": "rope_theta",
     "vocab_size": "vocab_size",
 }
-_SCALING_KEYS = {
-    "factor": "factor",
-    "original_context_length": "original_max_position_embeddings",
-    "yarn_beta_fast": "beta_fast",
-    "yarn_beta_slow": "beta_slow",
-    "attn_factor": "attention_factor",
-}
-
-# Llama 3.1 and later stretch the slow rotary frequencies only. Files carry the resulting divisors, not the rule's
-# parameters; these are the ones all such models were released with, and _llama3_scaling checks that they fit.
-_LLAMA3_RULE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 def hf_name(name: str) -> str:
@@ -92,12 +81,11 @@ def halves_from_pairs(rows: np.ndarray, num_heads: int) -> np.ndarray:
 
 def gguf_entries(file: GgufFile, config: Mapping[str, Any]) -> dict[str, TensorEntry]:
     """All tensors of ``file`` by Hugging Face name, none of them read yet; ``config`` is :func:`gguf_config`'s."""
-    kv_heads = config.get("num_key_value_heads", config["num_attention_heads"])
-    heads_of = {"attn_q": config["num_attention_heads"], "attn_k": kv_heads}
+    heads_of = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     paired = config["model_type"] in _PAIRED_ROWS
     entries = {}
     for tensor in file.tensors.values():
-        if tensor.name == _ROPE_FACTORS:  # went into the config
+        if tensor.name == ROPE_FACTORS:  # went into the config
             continue
         match = _LAYER_TENSOR.fullmatch(tensor.name)
         num_heads = heads_of.get(match[2]) if match and paired else None
@@ -131,20 +119,22 @@ def gguf_config(file: GgufFile) -> dict[str, Any]:
     read = partial(_number, file, name)
     if read("expert_count", 0):
         raise UnsupportedModel("mixture of experts", f"{file.path}: is a mixture of experts, which comes later")
-    config: dict[str, Any] = {"model_type": canonical_architecture(name)}
+    config: dict[str, Any] = {"model_type": canonical_architecture(name), "sliding_window": None}
+    check_keys(file, name)
     config |= {hf: read(key) for key, hf in _NEEDED_KEYS.items()}
     config |= {hf: value for key, hf in _OTHER_KEYS.items() if (value := read(key, None)) is not None}
+    config.setdefault("num_key_value_heads", config["num_attention_heads"])
     config.setdefault("vocab_size", len(file.metadata.get("tokenizer.ggml.tokens", ())))
     head_dim = config.get("head_dim") or config["hidden_size"] // max(1, config["num_attention_heads"])
     config["head_dim"] = head_dim  # impossible numbers are left for ModelConfig to refuse
     if read("attention.value_length", head_dim) != head_dim:
         raise UnsupportedModel("value_length", f"{file.path}: keys and values of different width are not supported")
     config["partial_rotary_factor"] = read("rope.dimension_count", head_dim) / max(1, head_dim)
-    if (window := read("attention.sliding_window", None)) is not None:
-        config |= {"sliding_window": window, "use_sliding_window": True}
+    if window := read("attention.sliding_window", None):
+        config |= {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
         if config["model_type"] == "llama":  # only Mistral among the models of this name has a window
             config["model_type"] = "mistral"
-    config["rope_scaling"] = _rope_scaling(file, name, config, read)
+    config["rope_scaling"] = gguf_rope_scaling(file, name, config, read)
     config["tie_word_embeddings"] = "output.weight" not in file.tensors
     config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
@@ -174,36 +164,3 @@ def _number(file: GgufFile, architecture: str, key: str, default: Any = _REQUIRE
     if value is not default and not isinstance(value, (int, float)):
         raise BadModelFile(file.path, f"metadata {full_key} is {value!r}, not a number")
     return value
-
-
-def _rope_scaling(
-    file: GgufFile, architecture: str, config: Mapping[str, Any], read: Callable[..., Any]
-) -> dict[str, Any] | None:
-    if _ROPE_FACTORS in file.tensors:
-        return _llama3_scaling(file, config)
-    kind = file.metadata.get(f"{architecture}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    found = {hf: read(f"rope.scaling.{key}", None) for key, hf in _SCALING_KEYS.items()}
-    return {"rope_type": kind} | {key: value for key, value in found.items() if value is not None}
-
-
-def _llama3_scaling(file: GgufFile, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The Llama 3 rule that yields the divisors in the file; see ``_LLAMA3_RULE``.
-
-    Raises:
-        UnsupportedModel: they follow from no factor under that rule.
-    """
-    divisors = file.read(file.tensors[_ROPE_FACTORS]).reshape(-1)
-    factor = float(divisors.max(initial=1.0))
-    half = len(divisors)
-    wavelengths = 2 * math.pi * config.get("rope_theta", 10000.0) ** (np.arange(half) / max(1, half))
-    turns = _LLAMA3_RULE["original_max_position_embeddings"] / wavelengths
-    low, high = _LLAMA3_RULE["low_freq_factor"], _LLAMA3_RULE["high_freq_factor"]
-    blend = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    expected = 1 / ((1 - blend) / factor + blend)
-    if half != config["head_dim"] // 2 or not np.allclose(divisors, expected, rtol=1e-3):
-        raise UnsupportedModel(
-            "rope_freqs", f"{file.path}: its rotary frequency divisors follow no rule known here (largest: {factor:g})"
-        )
-    return {"rope_type": "llama3", "factor": factor, **_LLAMA3_RULE}
