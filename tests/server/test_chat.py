@@ -125,9 +125,9 @@ def test_several_choices_stream_side_by_side(server: Running) -> None:
     ("body", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"content": "no role"}]}, "messages.0.role"),
-        ({"messages": [{"role": "", "content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        ({"messages": [{"content": "no role"}]}, "messages[0].role"),
+        ({"messages": [{"role": "", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
         ({"messages": HELLO, "max_tokens": 0}, "max_tokens"),
         ({"messages": HELLO, "max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens"),
         ({"messages": HELLO, "top_logprobs": 2}, "top_logprobs"),

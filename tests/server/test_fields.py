@@ -231,7 +231,7 @@ def test_a_field_without_effect_is_named_once_in_the_log(server: Running, caplog
             "stream_options.include_usages",
             "usage",
         ),
-        ("chat", {"tools": [{**TOOLS[0], "cache_controls": 1}]}, "tools.0.cache_controls", "cache_control"),
+        ("chat", {"tools": [{**TOOLS[0], "cache_controls": 1}]}, "tools[0].cache_controls", "cache_control"),
         ("chat", {"response_format": {"type": "text", "regexp": "a"}}, "response_format.regexp", "regex"),
     ],
 )

@@ -162,7 +162,35 @@ def test_results_of_tools_can_be_sent_back(client: openai.OpenAI, prompts: list[
     assert seen[2]["tool_call_id"] == message.tool_calls[0].id
 
 
-BROKEN_CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]}
+NAME_ADD = {"type": "function", "function": {"name": "add"}}
+ALLOW_ADD = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAME_ADD]}}
+
+
+@pytest.mark.parametrize("tools", [[], None, openai.omit], ids=repr)
+@pytest.mark.parametrize("choice", ["auto", "none", None, openai.omit], ids=repr)
+@pytest.mark.parametrize("parallel", [True, False, None, openai.omit], ids=repr)
+def test_without_tools_what_asks_for_no_call_has_no_effect(
+    client: openai.OpenAI, prompts: list[Any], tools: Any, choice: Any, parallel: Any
+) -> None:
+    [answer] = ask(client, tools=tools, tool_choice=choice, parallel_tool_calls=parallel).choices
+
+    assert (answer.message.content, answer.message.tool_calls, answer.finish_reason) == (SAID, None, "stop")
+    assert prompts[-1][1] is None
+
+
+@pytest.mark.parametrize("tools", [[], None, openai.omit], ids=repr)
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [("required", "no tools"), (NAME_ADD, "'add', which is none of"), (ALLOW_ADD, "'add', which is none of")],
+    ids=str,
+)
+def test_without_tools_what_asks_for_a_call_is_refused(
+    client: openai.OpenAI, tools: Any, choice: Any, message: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        ask(client, tools=tools, tool_choice=choice)
+
+    assert caught.value.param == "tool_choice"
 
 
 @pytest.mark.parametrize(
@@ -174,14 +202,11 @@ BROKEN_CALL = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"nam
         ({"tool_choice": {"type": "allowed_tools"}}, "tool_choice", "must have the field allowed_tools"),
         ({"tools": [ADD, ADD]}, "tools", "two functions named 'add'"),
         ({"tools": [ADD, NOW, ADD, ADD]}, "tools", "at most 3 are allowed"),
-        ({"tools": [], "tool_choice": "auto"}, "tool_choice", "needs tools"),
-        ({"tools": [], "parallel_tool_calls": True}, "parallel_tool_calls", "needs tools"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name", "pattern"),
-        ({"tools": [{"type": "custom"}]}, "tools.0.type", "function"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].type", "function"),
         ({"tool_choice": "maybe"}, "tool_choice", "'none', 'auto' or 'required'"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format", "forces a call"),
         ({"extra_body": {"guided_regex": "a"}}, "guided_regex", "only if it is JSON"),
-        ({"messages": [*ASK, BROKEN_CALL]}, "messages.1.tool_calls", "must be the text of a JSON object"),
         ({"tool_choice": "required"}, "tools", "keeps outputs to no form"),
     ],
     ids=str,

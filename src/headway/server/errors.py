@@ -149,13 +149,15 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     if first["type"] == "json_invalid":
         param, message = "", f"the body is not JSON: {context.get('error', '')}"
     elif first["type"] in ("unknown_parameter", "unsupported"):
-        return invalid(message, f"{param}.{context['name']}" if param else str(context["name"]), first["type"])
+        field = f"{param}.{context['name']}" if param else str(context["name"])
+        return invalid(f"{param}: {message}" if param else message, field, first["type"])
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     code = _CODES.get(first["type"], "invalid_type" if "type" in first["type"] else "invalid_value")
     return invalid(f"{param}: {message}{more}" if param else message + more, param or None, code)
 
 
 def _path(place: Sequence[object]) -> str:
-    """Where in the body, without the names of a union's members, which are written ``<...>``."""
-    parts = [str(part) for part in place if not str(part).startswith("<")]
-    return ".".join(parts[1:] if parts[:1] in (["body"], ["path"], ["query"]) else parts)
+    """Where in the body, without the names of a union's members, which are written ``<...>``: "messages[0].role"."""
+    parts = [part for part in place if not str(part).startswith("<")]
+    parts = parts[1:] if parts[:1] in (["body"], ["path"], ["query"]) else parts
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")

@@ -198,17 +198,11 @@ def conversation(messages: Sequence[ChatMessage], tools: tuple[Tool, ...] = ()) 
     """A conversation as a prompt.
 
     Raises:
-        ApiError: there are no messages, or one cannot be used.
+        ApiError: there are no messages.
     """
     if not messages:
         raise invalid("messages is empty; there must be one at least", "messages", "invalid_prompt")
-    inputs = []
-    for place, message in enumerate(messages):
-        try:
-            inputs.append(message.as_template_input())
-        except ValueError as error:
-            raise invalid(f"messages.{place}: {error}", f"messages.{place}.tool_calls") from error
-    return ChatPrompt(tuple(inputs), tools)
+    return ChatPrompt(tuple(message.as_template_input() for message in messages), tools)
 
 
 def _list_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[PromptInput, ...]:

@@ -2,27 +2,42 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from headway.server.protocol.base import Body, History, text_or_list
 from headway.server.protocol.generation import GenerationBody
 from headway.server.protocol.tools import Tool, ToolCall, ToolChoice
+from headway.server.tools.history import arguments_for_template
 
 
-class TextPart(Body):
+class ContentPart(Body):
     """A part of a message's content; only text can be read here."""
 
     kinds = ("part",)
 
-    type: Literal["text"]
-    text: str
+    type: Literal["text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _has_what_its_type_needs(self) -> ContentPart:
+        if getattr(self, self.type) is None:
+            raise PydanticCustomError(
+                "missing", "a part of type '{kind}' must have the field {kind}", {"kind": self.type}
+            )
+        return self
+
+    @property
+    def shown(self) -> str:
+        """What the model reads of it."""
+        return (self.text if self.type == "text" else self.refusal) or ""
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 """A text, or a list of parts."""
 
@@ -35,21 +50,23 @@ class ChatMessage(History):
     role: str = Field(min_length=1)
     content: Content | None = None
     name: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
 
     def as_template_input(self) -> dict[str, Any]:
-        """What a chat template gets.
-
-        Raises:
-            ValueError: the arguments of a tool call are no JSON object.
-        """
+        """What a chat template gets. Templates of models that reason decide which reasoning they show again."""
         content = self.content
         if isinstance(content, list):
-            content = "".join(part.text for part in content)
-        message: dict[str, Any] = {"role": self.role, "content": content or ""}
+            content = "".join(part.shown for part in content)
+        message: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
         if self.name is not None:
             message["name"] = self.name
+        reasoning = self.reasoning_content or self.reasoning
+        if reasoning:
+            message["reasoning_content"] = reasoning
         if self.tool_calls:
             message["tool_calls"] = [_call_as_template_input(call) for call in self.tool_calls]
         if self.tool_call_id is not None:
@@ -58,14 +75,7 @@ class ChatMessage(History):
 
 
 def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
-    """A call with its arguments as an object, which templates write as JSON again."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise ValueError(f"the arguments of a call of {call.function.name!r} must be the text of a JSON object")
-    function = {"name": call.function.name, "arguments": arguments}
+    function = {"name": call.function.name, "arguments": arguments_for_template(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
 
 

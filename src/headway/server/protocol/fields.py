@@ -270,8 +270,10 @@ _MESSAGE: list[Field] = [
     _used("name", "for templates that show it"),
     _used("tool_calls", "of an assistant's message: the calls that it made", inside="tool_call"),
     _used("tool_call_id", "of a tool's message: the call that it answers"),
-    *_taken("refusal audio annotations function_call", "not shown to the model"),
-    *_taken("reasoning_content", "not shown to the model", f"{VLLM}, {SGLANG}"),
+    _used("refusal", "of an assistant's message: shown in place of its content"),
+    _used("reasoning_content", "of an assistant's message: for templates that show it", f"{VLLM}, {SGLANG}"),
+    _used("reasoning", "the same; they may come together", VLLM),
+    *_taken("audio annotations function_call", "not shown to the model"),
     *_taken("cache_control", _CACHE_MARK, ANTHROPIC),
 ]
 """Any other field of a message, or of a call in it, is passed over: clients send back what they got."""
@@ -286,16 +288,20 @@ _TOOL_CALL: list[Field] = [
     ),
     _used("function", "what was called", inside="called_function"),
 ]
-_CALLED_FUNCTION: list[Field] = [_used("name", "its name"), _used("arguments", "JSON, as text")]
+_CALLED_FUNCTION: list[Field] = [
+    _used("name", "its name"),
+    _used("arguments", "JSON, as text; an object that was cut, or text that is no object, is taken as well"),
+]
 
 _PART: list[Field] = [
     _used(
         "type",
-        '"text"',
-        only=("text",),
+        '"text", or in an assistant\'s message "refusal"',
+        only=("text", "refusal"),
         otherwise="this model reads text only: a part of type {value} cannot be used",
     ),
     _used("text", "the text"),
+    _used("refusal", "the text of a refusal"),
     *_taken("cache_control", _CACHE_MARK, ANTHROPIC),
     *_taken("prompt_cache_breakpoint", _CACHE_MARK),
     *_refused("image_url input_audio file video_url audio_url", "this model reads text only"),

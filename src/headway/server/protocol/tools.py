@@ -110,7 +110,7 @@ class CalledFunction(History):
     kinds = ("called_function",)
 
     name: str
-    arguments: str
+    arguments: str | None = None
 
 
 class ToolCall(History):
@@ -119,5 +119,5 @@ class ToolCall(History):
     kinds = ("tool_call",)
 
     id: str | None = None
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: CalledFunction

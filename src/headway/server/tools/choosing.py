@@ -58,11 +58,12 @@ def plan_tools(
         ApiError: they cannot be used, or not with this model, or not with that form.
     """
     tools: tuple[Tool, ...] = tuple(tool.as_template_input() for tool in body.tools or ())
-    choice = body.tool_choice or ("auto" if tools else "none")
-    _check(tools, choice, body, options)
-    if choice == "none":
+    choice = body.tool_choice or "auto"
+    _check(tools, options)
+    if choice == "required" and not tools:
+        raise invalid("tool_choice is 'required', but there are no tools", "tool_choice")
+    if choice == "none" or (choice == "auto" and not tools):  # some clients send these fields with every call
         return ToolPlan(form=form, form_field=form_field)
-    dialect = _dialect(support)
     only_one = body.parallel_tool_calls is False
     tools_to_call, forced = tools, choice == "required"
     if isinstance(choice, ChosenTools):
@@ -70,6 +71,7 @@ def plan_tools(
         only_one |= choice.type == "function"
         if choice.type == "allowed_tools":
             tools = tools_to_call
+    dialect = _dialect(support)
     names = frozenset(tool["function"]["name"] for tool in tools)
     if not forced:
         calls = _calls_or_answer(dialect, tools_to_call, form, form_field, only_one=only_one)
@@ -83,7 +85,7 @@ def plan_tools(
     return ToolPlan(tools, lambda: dialect.parser(names), calls, "tools")
 
 
-def _check(tools: Sequence[Tool], choice: object, body: ChatBody, options: ServerOptions) -> None:
+def _check(tools: Sequence[Tool], options: ServerOptions) -> None:
     if len(tools) > options.max_tools:
         message = f"tools has {len(tools)} tools; at most {options.max_tools} are allowed"
         raise ApiError(400, message, code="limit_exceeded", param="tools")
@@ -91,10 +93,6 @@ def _check(tools: Sequence[Tool], choice: object, body: ChatBody, options: Serve
     for place, name in enumerate(names):
         if name in names[:place]:
             raise invalid(f"tools has two functions named {name!r}", "tools")
-    if not tools and choice != "none":
-        raise invalid("tool_choice needs tools", "tool_choice")
-    if not tools and body.parallel_tool_calls is not None:
-        raise invalid("parallel_tool_calls needs tools", "parallel_tool_calls")
 
 
 def _chosen(tools: Sequence[Tool], choice: ChosenTools) -> tuple[Tool, ...]:
