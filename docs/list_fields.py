@@ -13,6 +13,7 @@ HEADINGS = {
     "generation": "Of both generation endpoints",
     "completion": "Of `/v1/completions`",
     "chat": "Of `/v1/chat/completions`",
+    "thinking": "Of `thinking`",
     "stream_options": "Of `stream_options`",
     "response_format": "Of `response_format`",
     "json_schema": "Of `response_format.json_schema`",

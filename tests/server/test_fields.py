@@ -40,6 +40,7 @@ COMPANIONS: dict[str, dict[str, Any]] = {
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
     "max_completion_tokens": {"max_tokens": None},
+    "function_call": {"functions": [FUNCTION]},
 }
 """What must be there for a field to make sense."""
 

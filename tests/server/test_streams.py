@@ -229,3 +229,21 @@ def test_without_news_and_keep_alive_nothing_is_sent() -> None:
         server.until(lambda: not server.service.calls)
         connection.close()
         server.rest()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("include_usage", [True, False])
+def test_the_usage_so_far_is_in_every_chunk(server: Running, script: Script, path: str, include_usage: bool) -> None:
+    script.tokens = [D, G, H, J, X]
+    body = {"prompt": ["ab", "abc"]} if path == "/v1/completions" else {"messages": [{"role": "user", "content": "a"}]}
+    options = {"continuous_usage_stats": True, "include_usage": include_usage}
+    body = {**body, "n": 2, "seed": 1, "max_tokens": 5}
+    whole = server.post(path, body).json()["usage"]
+    events = server.stream(path, {**body, "stream_options": options})
+
+    usages = [event["usage"] for event in events]
+    assert {usage["prompt_tokens"] for usage in usages} == {whole["prompt_tokens"]}
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts) and counts[-1] == whole["completion_tokens"] > counts[0]
+    assert all(usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"] for usage in usages)
+    assert [bool(event["choices"]) for event in events[-2:]] == [True, not include_usage]

@@ -60,6 +60,8 @@ def server(engine: Engine) -> Iterator[Running]:
     ("fields", "fits"),
     [
         ({"response_format": WRAPPED}, is_person),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, is_person),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, is_person),
         ({"response_format": {"type": "regex", "regex": "[a-c]{4}"}}, matches("[a-c]{4}")),
         ({"structured_outputs": {"json": SCHEMA}}, is_person),
         ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, is_person),

@@ -318,7 +318,7 @@ def test_what_of_parameters_is_not_kept_to_is_told_or_refused_if_they_are_strict
     unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True, "maxItems": 2}}}
     tools = [NOW, {"type": "function", "function": {"name": "f", "parameters": unique}}]
     body = {"messages": ASK, "tools": tools, "tool_choice": choice, "max_tokens": 3}
-    place = "tools.1.function.parameters.properties.a.uniqueItems"
+    place = "tools[1].function.parameters.properties.a.uniqueItems"
 
     warning = tiny.post("/v1/chat/completions", body).headers.get("x-headway-warning")
     tools[1]["function"]["strict"] = True

@@ -37,8 +37,11 @@ def form_of(body: GenerationBody, options: ServerOptions) -> tuple[Structured | 
         raise invalid(f"{field} {error.limit}", field) from error
     if form is not None:
         check_length(form, field, options)
-        wrapped = body.response_format.json_schema if field == "response_format" and body.response_format else None
-        form = noted(form, _SCHEMAS.get(field, field), strict=bool(wrapped and wrapped.strict))
+        place, strict = _SCHEMAS.get(field, field), False
+        if field == "response_format" and body.response_format is not None:
+            wrapped = body.response_format.json_schema
+            place, strict = (place, bool(wrapped.strict)) if wrapped is not None else ("response_format.schema", False)
+        form = noted(form, place, strict=strict)
     return form, field
 
 
@@ -94,6 +97,8 @@ def _of_response_format(given: ResponseFormat) -> Structured:
         if given.regex is None:
             raise ConfigError("structured", "regex", "of type regex must have the field regex")
         return Structured.regex(given.regex)
+    if given.schema_ is not None and given.json_schema is None:
+        return Structured.json(given.schema_)
     if given.type == "json_object":
         return Structured.json_object()
     if given.json_schema is None:

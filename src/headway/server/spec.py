@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.config import ConfigError, SamplingParams
@@ -15,7 +15,9 @@ from headway.server.protocol.completions import CompletionBody
 from headway.server.protocol.generation import GenerationBody
 from headway.server.tools.choosing import ToolSupport, plan_tools
 from headway.server.tools.dialects import Tool
+from headway.server.tools.legacy import in_its_words, with_tools
 from headway.server.tools.parsers import ToolParser
+from headway.server.variables import template_variables
 
 DEFAULT_COMPLETION_TOKENS = 16
 """``max_tokens`` of a completion that does not say; a chat answer may go on to the end of the context."""
@@ -33,10 +35,12 @@ class ChatPrompt:
 
     Attributes:
         messages, tools: as the template gets them.
+        variables: for the template, as far as it knows them.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Tool, ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_chars(self) -> int:
@@ -57,12 +61,13 @@ class CallSpec:
         sampling: of the first choice of each prompt.
         form_field: what the client calls the form of the output, if it has one.
         make_tool_parser: for each choice whose text may have tool calls.
+        legacy_calls: whether a call is shown as OpenAI's API did before there were tools.
         n: choices to answer with, per prompt.
         candidates: choices to generate, per prompt; the likeliest ``n`` are kept.
         scores_only: whether the prompt alone is wanted, and no token of the output.
         echo: whether choices begin with their prompt.
         wants_logprobs: whether the answer shows log probabilities; ``best_of`` has them computed without showing.
-        stream, include_usage, return_token_ids: how to answer.
+        stream, include_usage, continuous_usage, return_token_ids: how to answer.
         priority, cache_salt, deadline_s, slo: for the scheduler.
         user: the client's name for who asks.
         timeout_s: it must have begun by then.
@@ -74,6 +79,7 @@ class CallSpec:
     sampling: SamplingParams
     form_field: str = ""
     make_tool_parser: Callable[[], ToolParser] | None = None
+    legacy_calls: bool = False
     n: int = 1
     candidates: int = 1
     scores_only: bool = False
@@ -81,6 +87,7 @@ class CallSpec:
     wants_logprobs: bool = False
     stream: bool = False
     include_usage: bool = False
+    continuous_usage: bool = False
     return_token_ids: bool = False
     priority: int = 0
     cache_salt: str = ""
@@ -173,7 +180,8 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
     wanted = (body.top_logprobs or 0) if body.logprobs else None
-    plan = plan_tools(body, *form_of(body, options), options, support)
+    with in_its_words(body):
+        plan = plan_tools(with_tools(body), *form_of(body, options), options, support)
     settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "logprobs": _num_logprobs("top_logprobs", wanted, options),
@@ -184,10 +192,11 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
         options,
         max_model_len,
         settings,
-        prompts=(conversation(body.messages, plan.tools),),
+        prompts=(replace(conversation(body.messages, plan.tools), variables=template_variables(body)),),
         prompt_field="messages",
         form_field=plan.form_field,
         make_tool_parser=plan.make_parser,
+        legacy_calls=bool(body.functions),
         n=n,
         candidates=n,
         wants_logprobs=bool(body.logprobs),
@@ -235,6 +244,7 @@ def _spec(
         sampling=_sampling(body, options, max_model_len, settings),
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        continuous_usage=bool(body.stream_options and body.stream_options.continuous_usage_stats),
         return_token_ids=bool(body.return_token_ids),
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 
 from headway.core.plan import Int32
 from headway.core.request import RequestRefused
 from headway.models.loading import ChatTemplateError, Tokenizer
+from headway.server.protocol.fields import note_taken
 from headway.server.spec import ChatPrompt, PromptInput
+from headway.server.variables import variables_of
 
 TokenIds = Int32 | tuple[int, ...]
 """What the tokenizer made, or what the client gave, which may be anything."""
@@ -29,6 +32,7 @@ class Tokenising:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
+        self._template_variables = variables_of(tokenizer.chat_template if tokenizer is not None else "")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self._turn = asyncio.Lock()
 
@@ -105,7 +109,9 @@ class Tokenising:
             RequestRefused: there is no tokenizer, or its template refuses the messages.
         """
         try:
-            return self._required("messages").encode_chat(prompt.messages, tools=prompt.tools or None)
+            tokenizer, variables = self._required("messages"), self._known(prompt.variables)
+            more: dict[str, Any] = {"variables": variables} if variables else {}
+            return tokenizer.encode_chat(prompt.messages, tools=prompt.tools or None, **more)
         except ChatTemplateError as error:
             raise RequestRefused("prompt", len(prompt.messages), None, str(error)) from error
 
@@ -116,6 +122,13 @@ class Tokenising:
             RequestRefused: there is no tokenizer.
         """
         return self._required("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
+        """Those variables that the chat template knows; if none, the log says once that they have no effect."""
+        known = {name: value for name, value in variables.items() if name in self._template_variables}
+        if variables and not known:
+            note_taken("chat_template_kwargs, or one that stands for it,", "the chat template knows no such variable")
+        return known
 
     def _required(self, what: str) -> Tokenizer:
         if self._tokenizer is None:

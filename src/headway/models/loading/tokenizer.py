@@ -65,6 +65,7 @@ class Tokenizer(Protocol):
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt for a conversation, as the model's own template writes it, special tokens included.
 
@@ -72,6 +73,7 @@ class Tokenizer(Protocol):
             messages: mappings with "role" and "content".
             add_generation_prompt: end with what opens the assistant's turn.
             tools: JSON schemas of functions the model may call, for templates that know them.
+            variables: more that the template knows, by name.
 
         Raises:
             ChatTemplateError: the model has no template, or its template refuses the messages.
@@ -83,6 +85,7 @@ class Tokenizer(Protocol):
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Ids of :meth:`apply_chat_template`; its text has all special tokens already, so none are added."""
         ...
@@ -191,6 +194,7 @@ class FastTokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         if not self._inner.chat_template:
             raise ChatTemplateError(f"model {self.name!r} has no chat template; use plain completion with it")
@@ -200,6 +204,7 @@ class FastTokenizer:
                 tools=[dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
+                **(variables or {}),
             )
         except Exception as error:  # templates are programs and fail in every way a program can
             raise ChatTemplateError(f"the chat template of {self.name!r} refuses these messages: {error}") from error
@@ -210,8 +215,10 @@ class FastTokenizer:
         messages: Sequence[Message],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools), add_special_tokens=False)
+        text = self.apply_chat_template(messages, add_generation_prompt, tools, variables)
+        return self.encode(text, add_special_tokens=False)
 
     def _turn_ends(self) -> list[int]:
         ids = {token.content: token_id for token_id, token in self._added.items() if token.special}

@@ -43,10 +43,12 @@ class Answer(ABC):
         self._bytes_of = bytes_of
         self._special_token_ids = special_token_ids if spec.sampling.skip_special_tokens else frozenset()
         self._prompt_texts: Sequence[str] = ()
+        self._num_prompt_tokens = self._num_generated = 0
 
-    def set_prompts(self, texts: Sequence[str]) -> None:
-        """The prompts as texts, for answers that repeat them."""
+    def set_prompts(self, texts: Sequence[str], num_tokens: int) -> None:
+        """The prompts as texts, for answers that repeat them, and how many tokens they have together."""
         self._prompt_texts = texts
+        self._num_prompt_tokens = num_tokens
 
     @abstractmethod
     def choices_of(self, index: int, update: RequestUpdate) -> list[Choice]:
@@ -58,7 +60,10 @@ class Answer(ABC):
 
     def chunks(self, index: int, update: RequestUpdate) -> list[dict[str, Any]]:
         """The chunks of a stream that an update makes."""
-        usage = {"usage": None} if self.spec.include_usage else {}
+        self._num_generated += len(update.token_ids)
+        usage: dict[str, Any] = {"usage": None} if self.spec.include_usage else {}
+        if self.spec.continuous_usage:
+            usage = {"usage": self._counts(self._num_prompt_tokens, self._num_generated)}
         head = {**self._envelope, "object": self.chunk_object}
         return [{**head, "choices": [choice], **usage} for choice in self.choices_of(index, update)]
 
@@ -80,13 +85,12 @@ class Answer(ABC):
         firsts = outputs[:: self.spec.candidates]
         prompt = sum(len(output.prompt_token_ids) for output in firsts)
         cached = sum(output.metrics.num_cached_tokens for output in firsts if output.metrics is not None)
-        completion = 0 if self.spec.scores_only else sum(len(output.outputs[0].token_ids) for output in outputs)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        generated = sum(len(output.outputs[0].token_ids) for output in outputs)
+        return {**self._counts(prompt, generated), "prompt_tokens_details": {"cached_tokens": cached}}
+
+    def _counts(self, prompt: int, generated: int) -> dict[str, Any]:
+        completion = 0 if self.spec.scores_only else generated
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
     def _best(self, outputs: Sequence[RequestOutput]) -> Iterable[RequestOutput]:
         """Those of one prompt with the highest mean log probability; the earlier one of two equal ones."""

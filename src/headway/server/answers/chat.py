@@ -9,6 +9,7 @@ from headway.core.logprobs import TokenLogprobs
 from headway.engine.outputs import RequestOutput, RequestUpdate
 from headway.server.answers.base import Answer, Choice, finish
 from headway.server.answers.tokens import LEAST_LOGPROB, finite, token_text
+from headway.server.tools.legacy import as_function_call
 from headway.server.tools.parsers import Delta, ToolParser, whole
 
 
@@ -35,9 +36,8 @@ class ChatAnswer(Answer):
             choices += [self._chunk(index, delta) for delta in more]
         if update.output is not None:
             parser = self._parsers.get(index)
-            choices += [self._chunk(index, delta) for delta in (parser.finish() if parser is not None else ())]
-            end = finish(update.output.outputs[0])
-            choices.append({**self._chunk(index, {}), **_with_calls(end, parser)})
+            choices += [self._chunk(index, delta) for delta in self._shown(parser.finish() if parser else [])]
+            choices.append({**self._chunk(index, {}), **self._end(finish(update.output.outputs[0]), parser)})
         return choices
 
     def _deltas(self, index: int, text: str) -> list[Delta]:
@@ -46,7 +46,13 @@ class ChatAnswer(Answer):
             return [{"content": text}]
         if index not in self._parsers:
             self._parsers[index] = self.spec.make_tool_parser()
-        return self._parsers[index].feed(text)
+        return self._shown(self._parsers[index].feed(text))
+
+    def _shown(self, deltas: list[Delta]) -> list[Delta]:
+        """Calls in the form that was asked for."""
+        if not self.spec.legacy_calls:
+            return deltas
+        return [shown for delta in deltas if (shown := as_function_call(delta)) is not None]
 
     def choice(self, index: int, output: RequestOutput) -> Choice:
         completion = output.outputs[0]
@@ -55,9 +61,9 @@ class ChatAnswer(Answer):
         if self.spec.make_tool_parser is not None:
             parser = self.spec.make_tool_parser()
             message["content"], calls = whole(parser, completion.text)
-            end = _with_calls(end, parser)
+            end = self._end(end, parser)
             if calls:
-                message["tool_calls"] = calls
+                message = self._shown([{**message, "tool_calls": calls}])[0]
         choice: Choice = {"index": index, "message": message, "logprobs": None, **end}
         if self.spec.wants_logprobs:
             choice["logprobs"] = self._logprobs(completion.token_ids, completion.logprobs or ())
@@ -72,6 +78,12 @@ class ChatAnswer(Answer):
         if update is not None and self.spec.return_token_ids:
             choice["token_ids"] = list(update.token_ids)
         return choice
+
+    def _end(self, end: dict[str, Any], parser: ToolParser | None) -> dict[str, Any]:
+        """How a choice ended, if calls were found in it."""
+        if parser is not None and parser.num_calls and end["finish_reason"] == "stop":
+            return {**end, "finish_reason": "function_call" if self.spec.legacy_calls else "tool_calls"}
+        return end
 
     def _logprobs(self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         content = []
@@ -88,10 +100,3 @@ class ChatAnswer(Answer):
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
         token = self._bytes_of(token_id)
         return {"token": token_text(token), "logprob": finite(logprob), "bytes": list(token)}
-
-
-def _with_calls(end: dict[str, Any], parser: ToolParser | None) -> dict[str, Any]:
-    """How a choice ended, if calls were found in it."""
-    if parser is not None and parser.num_calls and end["finish_reason"] == "stop":
-        return {**end, "finish_reason": "tool_calls"}
-    return end

@@ -9,8 +9,18 @@ from pydantic_core import PydanticCustomError
 
 from headway.server.protocol.base import Body, History, text_or_list
 from headway.server.protocol.generation import GenerationBody
-from headway.server.protocol.tools import Tool, ToolCall, ToolChoice
+from headway.server.protocol.tools import (
+    CalledFunction,
+    FunctionChoice,
+    FunctionDefinition,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from headway.server.tools.history import arguments_for_template
+
+Word = Annotated[str, Field(max_length=64)]
+"""One out of a list that grows."""
 
 
 class ContentPart(Body):
@@ -55,20 +65,25 @@ class ChatMessage(History):
     reasoning: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    function_call: CalledFunction | None = None
 
     def as_template_input(self) -> dict[str, Any]:
         """What a chat template gets. Templates of models that reason decide which reasoning they show again."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.shown for part in content)
-        message: dict[str, Any] = {"role": self.role, "content": content or self.refusal or ""}
+        role = "tool" if self.role == "function" else self.role  # the older form of the same
+        message: dict[str, Any] = {"role": role, "content": content or self.refusal or ""}
         if self.name is not None:
             message["name"] = self.name
         reasoning = self.reasoning_content or self.reasoning
         if reasoning:
             message["reasoning_content"] = reasoning
-        if self.tool_calls:
-            message["tool_calls"] = [_call_as_template_input(call) for call in self.tool_calls]
+        calls = self.tool_calls or []
+        if self.function_call is not None:
+            calls = [*calls, ToolCall(function=self.function_call)]
+        if calls:
+            message["tool_calls"] = [_call_as_template_input(call) for call in calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
         return message
@@ -77,6 +92,14 @@ class ChatMessage(History):
 def _call_as_template_input(call: ToolCall) -> dict[str, Any]:
     function = {"name": call.function.name, "arguments": arguments_for_template(call.function.arguments)}
     return {"id": call.id, "type": "function", "function": function}
+
+
+class Thinking(Body):
+    """Whether to think before the answer."""
+
+    kinds = ("thinking",)
+
+    type: Word
 
 
 class ChatBody(GenerationBody):
@@ -91,3 +114,13 @@ class ChatBody(GenerationBody):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+    functions: list[FunctionDefinition] | None = None
+    function_call: FunctionChoice | None = None
+
+    # For the chat template.
+    reasoning_effort: Word | None = None
+    verbosity: Word | None = None
+    enable_thinking: bool | None = None
+    thinking: Thinking | None = None
+    chat_template_kwargs: dict[str, Any] | None = None

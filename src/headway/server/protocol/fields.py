@@ -80,6 +80,7 @@ def _refused(names: str, text: str, source: str = OPENAI, neutral: tuple[Any, ..
 
 
 _FORM = "the output's form (structured-output.md)"
+_VARIABLE = "given to the chat template, if that knows it"
 _CACHE_MARK = "prefixes are cached by themselves"
 _OFF: tuple[Any, ...] = (False, 0, "", [], {})
 """Values that switch a thing off or leave it out."""
@@ -202,17 +203,20 @@ _CHAT: list[Field] = [
     _used("tools", "functions that may be called", inside="tool"),
     _used("tool_choice", "whether they may or must be", inside="tool_choice"),
     _used("parallel_tool_calls", "false allows one call where calls are forced"),
-    *_taken("verbosity", "the model was not taught it"),
-    *_taken("reasoning_effort", "the model was not taught it"),
+    _used("reasoning_effort", _VARIABLE + '; so is `enable_thinking`, which "none" turns off'),
+    _used("verbosity", _VARIABLE),
+    _used("chat_template_kwargs", "variables of the chat template", f"{VLLM}, {SGLANG}, {LLAMA_CPP}"),
+    _used("enable_thinking", _VARIABLE, "Qwen"),
+    _used("thinking", _VARIABLE + ", as `enable_thinking`", f"{ANTHROPIC}, DeepSeek", inside="thinking"),
+    _used("functions", "the older form of `tools`; a call is answered in the older form", inside="function"),
+    _used("function_call", "the older form of `tool_choice`", inside="function_name"),
     *_taken("prediction", "every token is computed anyway"),
     *_taken("web_search_options", "nothing is looked up"),
     *_taken("moderation", "nothing is moderated here; put a filter in front"),
     *_refused("modalities", "only text is generated", neutral=(["text"], [])),
     *_taken("audio", "only text is generated"),
     *_taken("cache_control", _CACHE_MARK, ANTHROPIC),
-    *_refused("functions function_call", "functions is not supported; tools is", neutral=_OFF),
     *_refused("chat_template", "a template comes with the model, not with a call", VLLM, ("",)),
-    *_refused("chat_template_kwargs", "variables of the template cannot be set", VLLM, _OFF),
     *_refused("add_generation_prompt", "the model always answers with a message of its own", VLLM, (True,)),
     *_refused("continue_final_message", "the last message cannot be continued", VLLM, (False,)),
     *_refused("add_special_tokens", "the chat template writes all special tokens", VLLM, (False,)),
@@ -229,12 +233,19 @@ _CHAT: list[Field] = [
     _alias("n_predict", "max_tokens", LLAMA_CPP),
 ]
 
+_THINKING: list[Field] = [
+    _used("type", '"disabled" turns it off'),
+    *_taken("budget_tokens display", "`max_tokens` counts all tokens", ANTHROPIC),
+]
+
 _STREAM_OPTIONS: list[Field] = [
     _used("include_usage", "a last chunk with the usage"),
+    _used("continuous_usage_stats", "the usage so far in every chunk", f"{VLLM}, {SGLANG}"),
     *_taken("include_obfuscation", "chunks are not padded"),
 ]
 
 _RESPONSE_FORMAT: list[Field] = [
+    _used("schema", "the schema, in place of `json_schema`", LLAMA_CPP),
     _used(
         "type",
         '"text", "json_object", "json_schema" or, not OpenAI\'s, "regex"',
@@ -273,7 +284,8 @@ _MESSAGE: list[Field] = [
     _used("refusal", "of an assistant's message: shown in place of its content"),
     _used("reasoning_content", "of an assistant's message: for templates that show it", f"{VLLM}, {SGLANG}"),
     _used("reasoning", "the same; they may come together", VLLM),
-    *_taken("audio annotations function_call", "not shown to the model"),
+    _used("function_call", "of an assistant's message: the older form of one call", inside="called_function"),
+    *_taken("audio annotations", "not shown to the model"),
     *_taken("cache_control", _CACHE_MARK, ANTHROPIC),
 ]
 """Any other field of a message, or of a call in it, is passed over: clients send back what they got."""
@@ -351,6 +363,7 @@ OBJECTS: Mapping[str, list[Field]] = {
     "generation": _GENERATION,
     "completion": _COMPLETION,
     "chat": _CHAT,
+    "thinking": _THINKING,
     "stream_options": _STREAM_OPTIONS,
     "response_format": _RESPONSE_FORMAT,
     "json_schema": _JSON_SCHEMA,

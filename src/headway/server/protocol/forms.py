@@ -28,6 +28,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema", "regex"]
     json_schema: JsonSchemaFormat | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
     regex: str | None = None
 
 

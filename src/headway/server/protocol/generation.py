@@ -15,6 +15,8 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     """A last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far in every chunk."""
 
 
 class GenerationBody(Body):

@@ -93,15 +93,23 @@ class ChosenTools(Body):
         return self.allowed_tools is None or self.allowed_tools.mode == "required"
 
 
-def _word_or_tool(value: Any) -> str:
+def word_or_tool(value: Any) -> str:
+    """Which of two forms a choice has."""
     return "<word>" if isinstance(value, str) else "<tool>"
 
 
 ToolChoice = Annotated[
     Annotated[Literal["none", "auto", "required"], Tag("<word>")] | Annotated[ChosenTools, Tag("<tool>")],
-    Discriminator(_word_or_tool),
+    Discriminator(word_or_tool),
 ]
 """Whether tools may or must be called, or which."""
+
+
+FunctionChoice = Annotated[
+    Annotated[Literal["none", "auto"], Tag("<word>")] | Annotated[FunctionName, Tag("<tool>")],
+    Discriminator(word_or_tool),
+]
+"""The older form of a choice."""
 
 
 class CalledFunction(History):

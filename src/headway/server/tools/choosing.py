@@ -137,7 +137,7 @@ def _noted(calls: Structured, body: ChatBody, tools: Sequence[Tool]) -> Structur
         if tool.function.name in names and tool.function.parameters is not None:
             schema = Structured.json(tool.function.parameters)
             strict = bool(tool.function.strict)
-            found += noted(schema, f"tools.{place}.function.parameters", strict=strict).annotations
+            found += noted(schema, f"tools[{place}].function.parameters", strict=strict).annotations
     return replace(calls, annotations=tuple(found))
 
 
