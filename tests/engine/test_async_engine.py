@@ -13,7 +13,7 @@ import pytest
 from headway.config import SamplingParams
 from headway.core.plan import StepPlan
 from headway.core.request import RequestRefused
-from headway.engine.async_engine import AsyncEngine, EngineDead
+from headway.engine.async_engine import AsyncEngine, EngineDead, join_updates
 from headway.engine.engine import Prepared
 from headway.engine.messages import StepMessage
 from headway.engine.outputs import RequestUpdate
@@ -417,3 +417,13 @@ def test_many_requests_leave_nothing_behind() -> None:
             assert engine.engine.scheduler.kv.pool.num_free == make_scheduler().cache.num_blocks
 
     run(test)
+
+
+def test_joined_updates_keep_the_places_of_special_tokens() -> None:
+    parts = [
+        RequestUpdate("a", "ab", (1, 2), specials=((1, "<x>"),)),
+        RequestUpdate("a", "", (3,), specials=((0, "<y>"),)),
+        RequestUpdate("a", "c", (4, 5), specials=((0, "<z>"), (1, "<x>"))),
+    ]
+
+    assert join_updates(parts).specials == ((1, "<x>"), (2, "<y>"), (2, "<z>"), (3, "<x>"))

@@ -169,3 +169,69 @@ def test_a_stop_that_ends_in_a_split_character(stop: str) -> None:
 
     assert stream.text == "xa".removesuffix(stop[:-1] or "\0")
     assert stream.token_ids == (258,) if stream.text == "x" else (258, 259)
+
+
+class SpecialTokenizer(ByteTokenizer):
+    """Its pieces that begin with ``<`` are special tokens."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        super().__init__(pieces)
+        special = {258 + place for place, piece in enumerate(pieces) if piece.startswith(b"<")}
+        self.special_token_ids = ByteTokenizer.special_token_ids | special
+
+
+def with_specials(text: str, specials: Sequence[tuple[int, str]]) -> str:
+    """A text with its special tokens put back."""
+    for place, special in reversed(specials):
+        assert 0 <= place <= len(text)
+        text = text[:place] + special + text[place:]
+    return text
+
+
+SOME_PIECES = [b"<call>", b"<end>", b"a", b"b", b"ab", "\u20ac".encode()[:1], "\u20ac".encode()[1:], b"\xff"]
+
+
+@given(
+    st.lists(st.sampled_from(range(258, 258 + len(SOME_PIECES))), max_size=12),
+    st.lists(st.sampled_from(["ab", "ba", "aab", "b"]), max_size=2),
+    st.integers(1, 5),
+    st.booleans(),
+)
+def test_special_tokens_are_told_with_their_place(
+    tokens: list[int], stops: list[str], every: int, keeps_stop: bool
+) -> None:
+    tokenizer = SpecialTokenizer(SOME_PIECES)
+    sampling = SamplingParams(stop=tuple(stops), include_stop_str_in_output=keeps_stop)
+    stream = TextStream(sampling, TokenBytes(tokenizer, skip_special_tokens=True))
+    pieces = []
+    for place, token in enumerate(tokens):
+        stream.push(token)
+        if place % every == 0:
+            pieces.append(stream.take())
+    stream.finish()
+    pieces.append(stream.take())
+
+    whole = with_specials(stream.text, stream.specials)
+    assert "".join(with_specials(piece.text, piece.specials) for piece in pieces) == whole
+    assert [text for _, text in stream.specials] == [
+        tokenizer.id_to_bytes(token).decode() for token in stream.token_ids if token in tokenizer.special_token_ids
+    ]
+    if not stops and max(tokens, default=0) < 258 + len(SOME_PIECES) - 3:  # none that is half a character
+        assert whole == tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def test_an_end_that_leaves_no_text_is_no_special_token_of_it() -> None:
+    stream = TextStream(SamplingParams(), TokenBytes(SpecialTokenizer([b"<call>"]), skip_special_tokens=True))
+    stream.push(258)
+    stream.push(EOS, has_text=False)
+    stream.finish()
+
+    assert stream.specials == ((0, "<call>"),)
+
+
+def test_special_tokens_that_are_shown_are_not_told_apart() -> None:
+    stream = TextStream(SamplingParams(), TokenBytes(SpecialTokenizer([b"<call>"]), skip_special_tokens=False))
+    stream.push(258)
+    stream.finish()
+
+    assert (stream.text, stream.specials) == ("<call>", ())

@@ -9,6 +9,7 @@ update when it is taken. A request that nobody waits for any more keeps its id u
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from typing import Protocol
@@ -313,12 +314,17 @@ def join_updates(parts: Sequence[RequestUpdate]) -> RequestUpdate:
     logprobs = None
     if last.logprobs is not None:
         logprobs = tuple(entry for part in parts for entry in part.logprobs or ())
+    starts = itertools.accumulate((len(part.text) for part in parts), initial=0)
+    specials = [
+        (start + place, text) for start, part in zip(starts, parts, strict=False) for place, text in part.specials
+    ]
     return RequestUpdate(
         last.request_id,
         "".join(part.text for part in parts),
         tuple(token for part in parts for token in part.token_ids),
         logprobs,
         last.output,
+        tuple(specials),
     )
 
 

@@ -42,9 +42,8 @@ class TokenBytes:
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
         self._texts: dict[int, str | None] = {}
-        self._bytes: dict[int, bytes] = {}
-        if skip_special_tokens:
-            self._bytes = {token_id: b"" for token_id in sorted(vocabulary.special_token_ids)}
+        self._hidden = frozenset(vocabulary.special_token_ids if skip_special_tokens else ())
+        self._bytes = dict.fromkeys(sorted(self._hidden), b"")
 
     def of(self, token_id: int) -> bytes:
         """The bytes that a token adds to the text."""
@@ -52,6 +51,12 @@ class TokenBytes:
         if found is None:
             found = self._bytes[token_id] = self._vocabulary.id_to_bytes(token_id)
         return found
+
+    def hidden_text_of(self, token_id: int) -> str | None:
+        """The text of a special token that leaves none; ``None`` for all others."""
+        if token_id not in self._hidden:
+            return None
+        return self._vocabulary.id_to_bytes(token_id).decode(errors="replace")
 
     def whole_text_of(self, token_id: int) -> str | None:
         """The text of a token that is whole characters; ``None`` for others."""

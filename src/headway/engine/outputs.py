@@ -11,6 +11,10 @@ REFUSED = "refused"
 """Finish reason of a request that never entered the engine; the others are those of ``core.request.FinishReason``."""
 
 
+Special = tuple[int, str]
+"""A special token that left no text: where in the text it would stand, in characters, and what its text would be."""
+
+
 @dataclass(frozen=True)
 class RequestMetrics:
     """How one request fared (docs/metrics.md defines each with its symbol). ``None`` where it does not apply.
@@ -74,6 +78,7 @@ class CompletionOutput:
         finish_reason: "stop", "length", "abort", "error", "kv_capacity" or "refused".
         stop_reason: the stop string or stop token id that ended it, if one did.
         logprobs: per token, if asked for.
+        specials: special tokens that left no text, in order; for those who look for tool calls or reasoning.
     """
 
     text: str
@@ -81,6 +86,7 @@ class CompletionOutput:
     finish_reason: str
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    specials: tuple[Special, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +130,7 @@ class RequestUpdate:
         request_id: whose.
         text, token_ids, logprobs: what is new; log probabilities are ``None`` unless asked for.
         output: the whole output, with the last update.
+        specials: special tokens that left no text, by their place in this ``text``.
     """
 
     request_id: str
@@ -131,3 +138,4 @@ class RequestUpdate:
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
     output: RequestOutput | None = None
+    specials: tuple[Special, ...] = ()

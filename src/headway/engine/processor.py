@@ -55,7 +55,7 @@ class RequestOutlet:
         piece = self.stream.take()
         if piece.is_empty and output is None:
             return None
-        return RequestUpdate(self.request_id, piece.text, piece.token_ids, piece.logprobs, output)
+        return RequestUpdate(self.request_id, piece.text, piece.token_ids, piece.logprobs, output, piece.specials)
 
 
 class OutputProcessor:
@@ -154,6 +154,7 @@ class OutputProcessor:
             finish_reason=reason,
             stop_reason=stream.stop if stream.stop is not None else event.stop_token_id,
             logprobs=stream.logprobs,
+            specials=stream.specials,
         )
         final = RequestOutput(
             request_id=out.request_id,

@@ -7,12 +7,14 @@ have some of the text before the cut are part of the output, those behind it are
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headway.config import SamplingParams
 from headway.core.logprobs import TokenLogprobs
 from headway.engine.detokenizer import Detokenizer, TokenBytes
+from headway.engine.outputs import Special
 from headway.engine.stop_strings import Match, StopStringFinder
 
 
@@ -24,11 +26,13 @@ class Piece:
         text: new text.
         token_ids: the tokens whose text is out with this piece.
         logprobs: per token of ``token_ids``; ``None`` if none were asked for.
+        specials: special tokens among them that left no text, by their place in ``text``.
     """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs | None, ...] | None
+    specials: tuple[Special, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -50,11 +54,19 @@ class TextStream:
 
     def __init__(self, sampling: SamplingParams, token_bytes: TokenBytes | None, prompt: Sequence[int] = ()) -> None:
         self._sampling = sampling
+        self._token_bytes = token_bytes
         self._detokenizer = Detokenizer(token_bytes, prompt) if token_bytes is not None else None
         self._cutter = _Cutter(sampling) if sampling.stop else None
         self._num_released = 0
         self._taken = (0, 0)
         """Tokens and pieces of text that were taken."""
+        self._num_taken_chars = self._num_taken_specials = 0
+        self._num_chars = 0
+        """Characters of text that are certain, let go or not."""
+        self._specials: list[Special] = []
+        """Special tokens that left no text."""
+        self._special_tokens: list[int] = []
+        """Which tokens these are."""
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprobs | None] | None = [] if sampling.logprobs is not None else None
@@ -76,6 +88,11 @@ class TextStream:
         """Their log probabilities, if asked for."""
         return None if self._logprobs is None else tuple(self._logprobs[: self._num_released])
 
+    @property
+    def specials(self) -> tuple[Special, ...]:
+        """Special tokens let go so far that left no text."""
+        return tuple(self._specials[: bisect_left(self._special_tokens, self._num_released)])
+
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None, *, has_text: bool = True) -> None:
         """Take in the next token.
 
@@ -90,7 +107,11 @@ class TextStream:
         if self._logprobs is not None:
             self._logprobs.append(logprobs)
         fresh, num_pending = "", 0
-        if self._detokenizer is not None:
+        if self._detokenizer is not None and self._token_bytes is not None:
+            hidden = self._token_bytes.hidden_text_of(token_id) if has_text else None
+            if hidden is not None:
+                self._specials.append((self._num_chars, hidden))
+                self._special_tokens.append(len(self._token_ids) - 1)
             fresh = self._detokenizer.push(token_id) if has_text else self._detokenizer.flush()
             num_pending = self._detokenizer.num_pending
         self._let_go(fresh, len(self._token_ids) - num_pending, last=False)
@@ -113,14 +134,21 @@ class TextStream:
         num_tokens, num_texts = self._taken
         self._taken = (self._num_released, len(self._texts))
         released = slice(num_tokens, self._num_released)
+        text, start = "".join(self._texts[num_texts:]), self._num_taken_chars
+        self._num_taken_chars += len(text)
+        num_specials = bisect_left(self._special_tokens, self._num_released)
+        specials = self._specials[self._num_taken_specials : num_specials]
+        self._num_taken_specials = num_specials
         return Piece(
-            "".join(self._texts[num_texts:]),
+            text,
             tuple(self._token_ids[released]),
             None if self._logprobs is None else tuple(self._logprobs[released]),
+            tuple((place - start, hidden) for place, hidden in specials),
         )
 
     def _let_go(self, fresh: str, num_known: int, *, last: bool) -> None:
         """New text is certain, and with it all text of the first ``num_known`` tokens."""
+        self._num_chars += len(fresh)
         if self._cutter is None:
             self._num_released = num_known
         else:
