@@ -110,6 +110,7 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "did you mean"),
     ({"max_token": 5}, "max_token", "did you mean 'max_tokens'"),
     ({"do_not_cache": True}, "do_not_cache", "unknown parameter"),
+    ({"x" * 200_000: True}, "x" * 40, "unknown parameter"),
     ({"messages": []}, "messages", "unknown parameter"),
     ({"model": 5}, "model", "string"),
 ]

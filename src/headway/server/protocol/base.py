@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Tag, model_validator
@@ -34,24 +35,24 @@ class Body(BaseModel):
         """Drop fields without effect, rename others, refuse the rest."""
         if not isinstance(data, dict):
             return data
-        own = {field.alias or name for name, field in cls.model_fields.items()}
-        table = fields_of(cls.kinds)
+        own, table, limited = _rules_of(cls)
         kept: dict[str, Any] = {}
-        for name in own:
-            _check_value(name, table.get(name), data.get(name))
+        for field in limited:
+            _check_value(field, data.get(field.name))
         for name, value in data.items():
-            field = table.get(name)
             if name in own:
                 kept[name] = value
-            elif field is None:
+                continue
+            rule = table.get(name)
+            if rule is None:
                 if cls.model_config.get("extra") == "forbid":
-                    raise _unknown(str(name), [*own, *table])
-            elif field.use is Use.ALIAS:
-                _rename(kept, data, field, value)
-            elif field.use is Use.REFUSED and not asks_for_nothing(field, value):
-                raise _unsupported(name, field.text)
-            elif field.use is Use.TAKEN and value is not None:
-                note_taken(name, field.text)
+                    raise _unknown(str(name)[:_MAX_SHOWN], [*own, *table])
+            elif rule.use is Use.ALIAS:
+                _rename(kept, data, rule, value)
+            elif rule.use is Use.REFUSED and not asks_for_nothing(rule, value):
+                raise _unsupported(name, rule.text)
+            elif rule.use is Use.TAKEN and value is not None:
+                note_taken(name, rule.text)
         return kept
 
 
@@ -61,10 +62,18 @@ class History(Body):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
-def _check_value(name: str, field: Field | None, value: Any) -> None:
+@functools.cache
+def _rules_of(model: type[Body]) -> tuple[frozenset[str], dict[str, Field], tuple[Field, ...]]:
+    """Names of a model's own fields, its part of the table, and those of its fields that take some values only."""
+    own = frozenset(field.alias or name for name, field in model.model_fields.items())
+    table = fields_of(model.kinds)
+    return own, table, tuple(field for name, field in table.items() if name in own and field.only)
+
+
+def _check_value(field: Field, value: Any) -> None:
     """Refuse a value that is not supported, before the fields that come with it are found to be unknown."""
-    if field is not None and field.only and isinstance(value, str) and value not in field.only:
-        raise _unsupported(name, field.otherwise.format(value=repr(value[:_MAX_SHOWN])))
+    if isinstance(value, str) and value not in field.only:
+        raise _unsupported(field.name, field.otherwise.format(value=repr(value[:_MAX_SHOWN])))
 
 
 def _rename(kept: dict[str, Any], data: dict[str, Any], field: Field, value: Any) -> None:
