@@ -453,3 +453,19 @@ def test_the_check_compares_references_only_with_the_tables_it_is_given() -> Non
     for tables in ([], [ids(1, 1)], [ids(2)]):
         with pytest.raises(InvariantViolation, match="references"):
             pool.check(tables)
+
+
+def test_forgotten_blocks_are_found_no_more_and_go_before_cached_ones() -> None:
+    pool = cached_pool(4, b"a", b"b", b"c", b"d")
+    pool.adopt(ids(1))
+    version = pool.version
+
+    pool.forget(ids(1, 3, 3, 0))
+
+    assert [pool.lookup(0, name) for name in (b"a", b"b", b"c", b"d")] == [0, 2, 0, 4]
+    assert pool.version > version
+    pool.check([ids(1)])
+    assert pool.take(1).tolist() == [3]
+    pool.forget(ids(1, 2, 3, 4))  # those without an entry stay as they are
+    assert (pool.num_entries, pool.num_free) == (0, 2)
+    pool.check([ids(1, 3)])

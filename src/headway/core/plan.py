@@ -72,8 +72,10 @@ class StepPlan:
     ``samples[i]``. Rows are in policy order, running ones first, then the admitted ones.
 
     Order for the executor: copy ``swap_out``, then ``swap_in``; drop the state of ``released`` slots, enter
-    ``admitted`` rows, append ``new_blocks``; then run the forward pass. Plans are executed in order, so a copy comes
-    after every earlier step that writes its source and before every step that uses its target.
+    ``admitted`` rows, append ``new_blocks`` (also to rows that got no token in the end); then run the forward pass.
+    What fails does not keep the rest from being done: the tables follow the plan even if its copies fail.
+    Plans are executed in order, so a copy comes after every earlier step that writes its source and before every step
+    that uses its target.
 
     Attributes:
         step: number of the step, from 1.
@@ -121,6 +123,9 @@ class StepResult:
         failed: row index -> message, for rows whose computation failed; their requests end with an error.
         forward_s: seconds the step's computation took, 0 if not measured.
         copy_s: seconds its swap copies took, 0 if there were none or they were not measured.
+        lost_host_blocks: int32[k], targets of the plan's ``swap_out`` that do not hold what was to be copied there.
+        lost_plan: the executor may not have taken the plan in: neither its copies nor its ``new_blocks``. All its
+            rows have failed then.
     """
 
     step: int
@@ -131,3 +136,5 @@ class StepResult:
     failed: dict[int, str] = field(default_factory=dict)
     forward_s: float = 0.0
     copy_s: float = 0.0
+    lost_host_blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
+    lost_plan: bool = False

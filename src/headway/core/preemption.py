@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from headway.core.cost import PreemptionCost
 from headway.core.events import Preempted
 from headway.core.plan import Int32
@@ -45,6 +47,29 @@ def preempt(state: SchedulerState, slots: list[int], *, by: str, cause: str) -> 
                 predicted_swap_s=cost.swap_s,
             )
         )
+
+
+def lose_host_blocks(state: SchedulerState, block_ids: Int32) -> None:
+    """Host blocks turn out not to hold what was to be copied there: nobody starts from them any more.
+
+    Swapped requests that would are recomputed, whichever of them was to be copied: one block serves several.
+    """
+    host = state.kv.host
+    if host is None or not len(block_ids):
+        return
+    host.pool.forget(block_ids)
+    ruined = [
+        request
+        for request in state.waiting
+        if request.status is Status.SWAPPED and any(np.isin(table, block_ids).any() for table in request.host_tables)
+    ]
+    for request in ruined:
+        state.waiting.remove(request)
+        host.release(request.host_tables)
+        request.host_tables = ()
+        request.num_lost_tokens, request.num_swapped_tokens = request.num_swapped_tokens, 0
+        request.move(Status.PREEMPTED)
+        state.waiting.add(request)
 
 
 def predicted_cost(state: SchedulerState, slot: int) -> PreemptionCost:

@@ -42,7 +42,7 @@ TRANSITIONS: dict[Status, frozenset[Status]] = {
     Status.WAITING: frozenset({Status.RUNNING, Status.FINISHED}),
     Status.RUNNING: frozenset({Status.PREEMPTED, Status.SWAPPED, Status.FINISHED}),
     Status.PREEMPTED: frozenset({Status.RUNNING, Status.FINISHED}),
-    Status.SWAPPED: frozenset({Status.RUNNING, Status.FINISHED}),
+    Status.SWAPPED: frozenset({Status.RUNNING, Status.PREEMPTED, Status.FINISHED}),
     Status.FINISHED: frozenset(),
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from headway.core.events import Finished, StepOutput
 from headway.core.plan import Bool, Int32, StepPlan, StepResult
+from headway.core.preemption import lose_host_blocks
 from headway.core.request import FinishReason
 from headway.core.state import SchedulerState
 from headway.kv.hashing import hash_blocks
@@ -22,6 +23,7 @@ def apply_result(state: SchedulerState, plan: StepPlan, result: StepResult) -> S
     if columns.num_draining or result.failed:
         live = ~columns.draining[slots]
         _release_drained(state, slots[~live])
+    lose_host_blocks(state, plan.swap_out[:, 1] if result.lost_plan else result.lost_host_blocks)
     finished = _end_failed(state, plan, result, live)
 
     sampled = result.counts > 0 if live is None else (result.counts > 0) & live
@@ -48,13 +50,32 @@ def _release_drained(state: SchedulerState, slots: Int32) -> None:
 
 
 def _end_failed(state: SchedulerState, plan: StepPlan, result: StepResult, live: Bool | None) -> list[Finished]:
-    """End the requests of failed rows; their rows count as not live from here on."""
+    """End the requests of failed rows; their rows count as not live from here on.
+
+    If the plan is lost as a whole, the rows that it gave blocks but no tokens end as well: the executor does not know
+    of those blocks.
+    """
     if live is None:
         return []
     failed = [row for row in sorted(result.failed) if live[row]]
     live[failed] = False
-    reasons = [FinishReason.ERROR] * len(failed)
-    return state.end_rows(plan.slots[failed].tolist(), reasons, [result.failed[row] for row in failed])
+    slots = plan.slots[failed].tolist()
+    messages = [result.failed[row] for row in failed]
+    if result.lost_plan:
+        uninformed = _rows_with_unknown_blocks(state, plan)
+        slots += uninformed
+        messages += ["a step failed that was to bring it KV blocks"] * len(uninformed)
+    return state.end_rows(slots, [FinishReason.ERROR] * len(slots), messages)
+
+
+def _rows_with_unknown_blocks(state: SchedulerState, plan: StepPlan) -> list[int]:
+    """Slots of rows that hold blocks which only this plan tells of, and that are not in it."""
+    columns = state.columns
+    found: dict[int, None] = {}
+    for table, new in zip(columns.tables, plan.new_blocks, strict=True):
+        here = (new.index < columns.held[new.slots]) & (table[new.slots, new.index] == new.block_ids)
+        found |= dict.fromkeys(new.slots[here & ~columns.draining[new.slots]].tolist())
+    return [slot for slot in found if slot not in set(plan.slots.tolist())]
 
 
 def _deliver(state: SchedulerState, slots: Int32, tokens: Int32, counts: Int32) -> tuple[Int32, Int32, Bool]:

@@ -34,7 +34,11 @@ Clock = Callable[[], float]
 
 
 class Executor(Protocol):
-    """Runs plans. Every ``submit`` that returns is answered by one ``collect``, in the same order."""
+    """Runs plans. Every ``submit`` that returns is answered by one ``collect``, in the same order.
+
+    After an exception of either, the plan counts as never taken in (``StepResult.lost_plan``): its requests end, what
+    it was to copy to the host is lost, and its released slots may be admitted again without another word.
+    """
 
     def submit(self, plan: StepPlan) -> None:
         """Start a plan. If it raises, there is nothing to collect."""
@@ -160,6 +164,8 @@ class EngineLoop:
     def _launch(self) -> None:
         """Schedule and submit plans until enough are in flight or there is nothing to run."""
         while len(self._flights) < self._depth and self.scheduler.has_unfinished:
+            if self._flights and self._flights[-1].error is not None:
+                return  # nothing is built on a plan of which it is not known what the executor made
             start_s = self.clock()
             plan = self.scheduler.schedule(start_s)
             self._count_phase("schedule", start_s)
@@ -289,4 +295,5 @@ def _failed_result(plan: StepPlan, error: BaseException | None) -> StepResult:
         np.full((plan.num_rows, 1), -1, np.int32),
         np.zeros(plan.num_rows, np.int32),
         failed={row: message for row in range(plan.num_rows)},
+        lost_plan=True,
     )

@@ -147,6 +147,10 @@ def result_to_json(result: StepResult, *, with_times: bool = False) -> dict[str,
         "counts": result.counts.tolist(),
         "failed": {str(row): message for row, message in sorted(result.failed.items())},
     }
+    if len(result.lost_host_blocks):
+        line["lost_host_blocks"] = result.lost_host_blocks.tolist()
+    if result.lost_plan:
+        line["lost_plan"] = True
     return line | {"forward_s": result.forward_s, "copy_s": result.copy_s} if with_times else line
 
 
@@ -160,6 +164,8 @@ def result_from_json(line: Mapping[str, Any]) -> StepResult:
         failed={int(row): message for row, message in line["failed"].items()},
         forward_s=line.get("forward_s", 0.0),
         copy_s=line.get("copy_s", 0.0),
+        lost_host_blocks=_int32(line.get("lost_host_blocks", [])),
+        lost_plan=line.get("lost_plan", False),
     )
 
 

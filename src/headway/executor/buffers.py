@@ -73,8 +73,7 @@ class InputBuffers:
         Raises:
             ConfigError: it does not fit the tables, or names a block outside the pool. Its block table is then empty.
         """
-        for table in self.block_tables:
-            table[row.slot] = 0
+        self.clear(row.slot)
         if len(row.tokens) > self._max_model_len:
             raise ConfigError("tokens", len(row.tokens), f"must be at most max_model_len ({self._max_model_len})")
         for table, block_ids in zip(self.block_tables, row.block_ids, strict=True):
@@ -83,6 +82,11 @@ class InputBuffers:
             self._check(block_ids)
             table[row.slot, : len(block_ids)] = block_ids
         self.token_table[row.slot, : len(row.tokens)] = torch.tensor(row.tokens, device=self._device)
+
+    def clear(self, slot: int) -> None:
+        """Leave a slot without blocks: what a row writes then goes to the null block."""
+        for table in self.block_tables:
+            table[slot] = 0
 
     def append(self, new_blocks: tuple[NewBlocks, ...]) -> None:
         """Enter the blocks that rows got in this step; :class:`ConfigError` for one outside the pool."""

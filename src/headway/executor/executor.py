@@ -55,6 +55,7 @@ class _PendingStep:
         rows: int64[m], the plan's rows that sample.
         constrained: those of them that have a form.
         failed: row -> message.
+        entered: whether the tables follow the plan, so that later plans may build on it.
         times: seconds spent, by part.
         moments: on the device's time line: before the copies, after them, and after everything.
     """
@@ -65,6 +66,7 @@ class _PendingStep:
     sampled: SampledRows | None = None
     prompts: list[PendingPrompt] = field(default_factory=list)
     failed: dict[int, str] = field(default_factory=dict)
+    entered: bool = False
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0))
     moments: list[Moment] = field(default_factory=list)
 
@@ -96,9 +98,10 @@ class ModelExecutor:
     On the CPU a step is finished when ``submit`` returns. On a GPU ``submit`` only queues it, and ``collect`` waits;
     but a step with top-p, min-p or top-k has to look at its candidates, so its ``submit`` waits as well.
 
-    A row whose logits hold no finite maximum fails alone. If a step raises an exception, a swap copy included, all its
-    rows fail. A request that failed once fails in all later steps too, until its slot is given to another; one whose
-    copy to the host failed fails when it comes back.
+    A row whose logits hold no finite maximum fails alone, and so does one that cannot be entered. If a step raises an
+    exception, a swap copy included, all its rows fail. A request that failed once fails in all later steps too, until
+    its slot is given to another. Swap copies come before everything else; host blocks that a copy did not reach are
+    named in the result, and a request that comes back from one of them all the same fails.
 
     Attributes:
         last_times: seconds that the step collected last spent in each of ``STEP_PARTS``. On a GPU, "forward" and
@@ -223,7 +226,9 @@ class ModelExecutor:
         except Exception as error:  # on a GPU, errors of a kernel surface here
             message = f"the step failed: {type(error).__name__}: {error}"
             step.failed = dict.fromkeys(range(plan.num_rows), message)
-            result = self._to_host(_PendingStep(plan, step.rows, failed=step.failed))
+            if self._host is not None:
+                self._host.lose(plan.swap_out[:, 1])
+            result = self._to_host(_PendingStep(plan, step.rows, failed=step.failed, entered=step.entered))
         self._broken.update((int(plan.slots[row]), message) for row, message in result.failed.items())
         step.lap("collect", start)
         self.last_times = step.times
@@ -239,12 +244,13 @@ class ModelExecutor:
     def _run(self, step: _PendingStep) -> None:
         plan = step.plan
         start = time.perf_counter()
-        self._admit(step)
-        start = step.lap("build", start)
         step.moments.append(moment(self.device))
-        self._copy(step)
-        step.moments.append(moment(self.device))
-        start = step.lap("copy", start)
+        try:
+            self._copy(step)
+        finally:  # whatever becomes of the copies, later plans build on what this one says of slots and tables
+            step.moments.append(moment(self.device))
+            start = step.lap("copy", start)
+            self._admit(step)
         inputs, table = self._buffers.build(plan), self._buffers.token_table
         slots = plan.slots[step.rows]
         positions = (plan.starts + plan.num_scheduled)[step.rows].astype(np.int64)
@@ -277,9 +283,12 @@ class ModelExecutor:
                 self._buffers.admit(row)
                 self._parameters.admit(row)
                 self._forms.admit(row)
-            except ConfigError as error:
-                step.failed[int(np.flatnonzero(step.plan.slots == row.slot)[0])] = str(error)
+            except Exception as error:  # whatever it is, memory that ran out included, it concerns this request alone
+                self._buffers.clear(row.slot)
+                message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
+                step.failed[int(np.flatnonzero(step.plan.slots == row.slot)[0])] = f"it could not be entered: {message}"
         self._buffers.append(step.plan.new_blocks)
+        step.entered = True
 
     def _copy(self, step: _PendingStep) -> None:
         """Make the plan's swap copies. A row that gets back what was lost on the host fails."""
@@ -288,6 +297,7 @@ class ModelExecutor:
             return
         if self._host is None:
             raise ConfigError("num_host_blocks", 0, "must be above 0 for a plan that swaps")
+        self._host.lose(plan.swap_out[:, 1])  # until the copies are made, whatever comes in between
         self._host.swap_out(plan.swap_out)
         ruined = self._host.swap_in(plan.swap_in)
         for row in plan.admitted if len(ruined) else ():
@@ -319,4 +329,16 @@ class ModelExecutor:
             counts[list(failed)] = 0
             tokens[list(failed)] = -1
         copy_s, forward_s = step.measured()
-        return StepResult(plan.step, tokens, counts, logprobs, prompts, dict(sorted(failed.items())), forward_s, copy_s)
+        stored = plan.swap_out[:, 1]
+        return StepResult(
+            plan.step,
+            tokens,
+            counts,
+            logprobs,
+            prompts,
+            dict(sorted(failed.items())),
+            forward_s,
+            copy_s,
+            lost_host_blocks=self._host.lost_among(stored) if self._host is not None else stored,
+            lost_plan=not step.entered,
+        )

@@ -82,7 +82,7 @@ class HostKV:
         if not len(pairs):
             return
         host_ids = pairs[:, 1]
-        self._lost[host_ids[host_ids < len(self._lost)]] = True
+        self.lose(host_ids)
         self._check("swap_out", pairs[:, 0], host_ids)
         for part in self._parts(pairs):
             device_ids = to_device(part[:, 0].astype(np.int64), self._device)
@@ -91,6 +91,15 @@ class HostKV:
             for here, there in _runs(part[:, 1]):
                 self._blocks[there].copy_(self._buffer[here], non_blocking=True)
         self._lost[host_ids] = False
+
+    def lose(self, host_ids: Int32) -> None:
+        """Count these host blocks as lost until something else is stored there."""
+        self._lost[host_ids[(host_ids >= 0) & (host_ids < len(self._lost))]] = True
+
+    def lost_among(self, host_ids: Int32) -> Int32:
+        """Those of these host blocks that do not hold what was to be stored there: int32[k]."""
+        inside = host_ids[(host_ids >= 0) & (host_ids < len(self._lost))]
+        return inside[self._lost[inside]]
 
     def swap_in(self, pairs: Int32) -> Int64:
         """Copy host blocks to the device.

@@ -212,6 +212,19 @@ class BlockPool:
             self.stats.published += num_added
             self.version += 1
 
+    def forget(self, block_ids: Int32) -> None:
+        """Drop the entries of these blocks, held or free, since their content is not what their hash says."""
+        ids = np.unique(self._without_null(block_ids))
+        ids = ids[self._index.cached[ids]]
+        if not len(ids):
+            return
+        self._index.drop(ids)
+        free = ids[self._refs[ids] == 0]
+        self._queue.remove(free)
+        self._stack[self._top : self._top + len(free)] = free
+        self._top += len(free)
+        self.version += 1
+
     def lookup(self, group: int, block_hash: bytes) -> int:
         """The block cached under ``block_hash``, or 0."""
         return self._index.lookup(group, block_hash)
