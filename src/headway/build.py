@@ -31,6 +31,7 @@ from headway.executor.memory import KVMemoryError, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
 from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
+from headway.models.loading.chat_template import check_asked_template
 from headway.models.ops.linear import check_weight_dtype
 from headway.models.ops.registry import Ops, select_ops
 from headway.models.registry import model_class
@@ -67,7 +68,7 @@ class LLM(OfflineLLM):
         super().__init__(build_engine(EngineOptions(model=model, **options)))
 
 
-MODEL_OPTIONS = ("model", "device", "kernels", "weight_dtype", "max_model_len")
+MODEL_OPTIONS = ("model", "device", "kernels", "weight_dtype", "max_model_len", "chat_template")
 """Options that a loaded model depends on."""
 
 
@@ -77,6 +78,7 @@ class LoadedModel:
 
     Attributes:
         options: what it was loaded for.
+        template_note: which chat template is used and what it can do, in words.
     """
 
     options: EngineOptions
@@ -85,6 +87,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     ops: Ops
     weight_dtype: str
+    template_note: str
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def check_options(options: EngineOptions) -> None:
         ConfigError: an option that can be used with no model, or not on this machine.
     """
     make_policy(options.early_scheduler_config())
+    if options.chat_template is not None:
+        check_asked_template(options.chat_template)
     if options.trace is not None:
         writable_file("trace", Path(options.trace))
     device = torch.device(_device(options.device))
@@ -185,7 +190,7 @@ def load_model(options: EngineOptions, progress: ProgressCallback | None = None)
     ops = select_ops(device, options.kernels)
     weight_dtype = _weight_dtype(options.weight_dtype, device, ops)
     source = resolve_model(options.model, cache_dir=options.cache_dir, progress=progress)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, cache_dir=options.cache_dir, chat_template=options.chat_template)
     config, weights = load_weights(source)
     # Both the model's files and its tokenizer know ends; the sampler must hold back the same ones as the scheduler.
     eos_token_ids = tuple(dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_token_ids)))
@@ -199,7 +204,7 @@ def load_model(options: EngineOptions, progress: ProgressCallback | None = None)
         device=device,
         max_positions=_longest(options.max_model_len, config),
     )
-    return LoadedModel(options, source.name, model, tokenizer, ops, weight_dtype)
+    return LoadedModel(options, source.name, model, tokenizer, ops, weight_dtype, tokenizer.template_note)
 
 
 def _device(choice: str) -> str:
@@ -317,6 +322,7 @@ def _describe(loaded: LoadedModel, sizes: _Sizes, executor: ModelExecutor, sched
         f"model: {loaded.name} ({model.config.architecture}), weights in {loaded.weight_dtype},"
         f" {model.num_bytes / 2**20:,.0f} MiB",
         loaded.ops.describe(),
+        f"chat template: {loaded.template_note}",
         f"KV memory: {cache.num_blocks:,} blocks of {cache.block_size} tokens,"
         f" {_megabytes(executor.kv_bytes, executor.kv_resident_bytes)} ({sizes.why_blocks})",
         _describe_swapping(config, cache, executor),

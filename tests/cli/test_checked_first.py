@@ -32,6 +32,7 @@ TOGETHER = {
     "kv_cache_memory_gib": ["--kv-cache-memory-gib", "1", "--num-blocks", "9"],
     "weight_dtype": ["--kernels", "torch", "--weight-dtype", "bfloat16"],
     "device": ["--device", "cuda"],
+    "chat_template": ["--chat-template", "{% for message in messages %}{{ message.content }}"],
 }
 """Options that the dataclasses' bounds allow, and that cannot be used: here, together, or at all."""
 
@@ -57,6 +58,7 @@ def _bounds() -> Iterator[tuple[str, str, list[str]]]:
 
 def _together() -> Iterator[tuple[str, str, list[str]]]:
     for command in COMMANDS:
+        yield command, "chat_template", ["--chat-template", "no-such-file.jinja"]
         for name, flags in TOGETHER.items():
             if name not in NO_FLAG[command] and not (command == "demo" and name == "kv_cache_memory_gib"):
                 yield command, name, flags

@@ -23,6 +23,7 @@ from headway.models.loading import (
     PackagedPart,
     PullProgress,
     cache_root,
+    hub,
     list_models,
     pull,
     resolve_model,
@@ -312,3 +313,21 @@ def test_importing_the_package_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert done.stdout.strip() == "[]"
+
+
+def test_of_a_repository_only_what_is_read_is_fetched() -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    wanted = [
+        "config.json", "generation_config.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json",
+        "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+    ]  # fmt: skip
+    others = [
+        "README.md", "pytorch_model.bin", "consolidated.safetensors", "onnx/model.safetensors", "a/b.safetensors",
+        "original/tokenizer.model", "tokenizer/tokenizer.json", "onnx/config.json", "a/tokenizer.json",
+        "additional_chat_templates/notes.md",
+    ]  # fmt: skip
+
+    found = filter_repo_objects([*others, *wanted], allow_patterns=hub._WANTED, ignore_patterns=hub._UNWANTED)
+
+    assert list(found) == wanted

@@ -37,6 +37,11 @@ class EngineOptions(Checked):
         help="Kernels for attention and small operations; auto is native on a CPU where they can be built.",
         choices=("auto", "native", "torch"),
     )
+    chat_template: str | None = option(
+        None,
+        help="Chat template to use instead of the model's: a file, Jinja text, one of the model's by name, or one of"
+        " chatml, llama3, mistral and plain.",
+    )
     seed: int = option(0, help="Requests without a seed of their own draw from this one.", minimum=0)
     cache_dir: str | None = option(None, help="Folder for fetched models; none is the user's cache folder.")
     trace: str | None = option(None, help="File to write the step trace to.")

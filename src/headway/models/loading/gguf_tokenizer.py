@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headway.models.loading.catalog import cache_root
+from headway.models.loading.chat_template import DEFAULT
 from headway.models.loading.errors import BadTokenizer
 from headway.models.loading.gguf_file import GgufFile
 
@@ -103,7 +104,9 @@ def gguf_tokenizer(file: GgufFile, cache_dir: str | os.PathLike[str] | None = No
     if kind is None:
         raise BadTokenizer(file.path, "has no tokenizer (metadata tokenizer.ggml.model is missing)")
     try:
-        return _byte_level(file) if kind == "gpt2" else _converted(file.path, cache_root(cache_dir) / "tokenizers")
+        inner = _byte_level(file) if kind == "gpt2" else _converted(file.path, cache_root(cache_dir) / "tokenizers")
+        inner.chat_template = _chat_templates(file)
+        return inner
     except BadTokenizer:
         raise
     except Exception as error:  # the libraries below raise bare exceptions for vocabularies that do not add up
@@ -127,9 +130,19 @@ def _byte_level(file: GgufFile) -> PreTrainedTokenizerFast:
     _set_beginning(
         backend, special.get("bos_token"), file.metadata.get("tokenizer.ggml.add_bos_token", _SPLITS[name].adds_bos)
     )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend, chat_template=file.metadata.get("tokenizer.chat_template"), **special
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
+def _chat_templates(file: GgufFile) -> str | dict[str, str] | None:
+    """The file's chat template; several by name if it has others besides."""
+    key = "tokenizer.chat_template"
+    default = file.metadata.get(key)
+    named = {name.removeprefix(f"{key}."): text for name, text in file.metadata.items() if name.startswith(f"{key}.")}
+    if default is not None:
+        named = {DEFAULT: default, **named}
+    if any(not isinstance(text, str) for text in named.values()):
+        raise BadTokenizer(file.path, f"has a chat template that is no text (metadata {key})")
+    return default if named.keys() <= {DEFAULT} else named
 
 
 def _required(file: GgufFile, key: str) -> Any:

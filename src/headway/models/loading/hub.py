@@ -17,9 +17,11 @@ ANSWER_TIMEOUT_S = 10.0
 _WANTED = [
     "config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", "tokenizer*",
     "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt",
+    "additional_chat_templates/*.jinja",
 ]  # fmt: skip
-# Folders hold the same weights for other runtimes, "consolidated" files the same ones under other names.
-_UNWANTED = ["*/*", "consolidated*"]
+# Folders hold the same weights for other runtimes, "consolidated" files the same ones under other names. A "*" above
+# goes into folders too, of which only the chat templates are of use.
+_UNWANTED = ["*/*.safetensors", "*/*.json", "tokenizer*/*", "chat_template*/*", "consolidated*"]
 
 
 def cached_snapshot(repo_id: str) -> Path | None:

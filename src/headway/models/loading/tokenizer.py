@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headway.models.loading.chat_template import (
+    DEFAULT,
+    ChatTemplate,
+    TemplateBroken,
+    describe_asked,
+    describe_template,
+    find_template,
+)
 from headway.models.loading.errors import BadTokenizer, ChatTemplateError
 from headway.models.loading.safetensors_folder import read_json
 from headway.models.loading.source import ModelSource
@@ -91,25 +99,71 @@ class Tokenizer(Protocol):
         ...
 
 
-def load_tokenizer(source: ModelSource, *, cache_dir: str | os.PathLike[str] | None = None) -> Tokenizer:
+def load_tokenizer(
+    source: ModelSource, *, cache_dir: str | os.PathLike[str] | None = None, chat_template: str | None = None
+) -> FastTokenizer:
     """The tokenizer of the model at ``source``.
 
     Args:
         source: from :func:`~headway.models.loading.source.resolve_model`.
         cache_dir: folder for tokenizers that had to be converted, which those of some GGUF files are, once.
+        chat_template: to be used instead of the model's: a name, a file or a text, see
+            :func:`~headway.models.loading.chat_template.find_template`.
 
     Raises:
         BadTokenizer: it is absent, damaged or of a kind not read here.
         BadModelFile: the file it should come from is damaged.
+        ConfigError: there is no such chat template, or it does not work.
     """
+    inner, eos_ids = _inner_tokenizer(source, cache_dir)
+    note = _choose_template(inner, chat_template)
+    return FastTokenizer(source.name, source.path, inner, eos_ids, note)
+
+
+def _inner_tokenizer(
+    source: ModelSource, cache_dir: str | os.PathLike[str] | None
+) -> tuple[PreTrainedTokenizerFast, tuple[int, ...]]:
+    """The tokenizer, and what the model's files call the end of a text."""
     if source.kind == "gguf":
         from headway.models.loading.gguf_file import GgufFile
         from headway.models.loading.gguf_model import gguf_eos_ids
         from headway.models.loading.gguf_tokenizer import gguf_tokenizer
 
         file = GgufFile(source.path)
-        return FastTokenizer(source.name, source.path, gguf_tokenizer(file, cache_dir), gguf_eos_ids(file))
-    return FastTokenizer(source.name, source.path, _folder_tokenizer(source.path), _folder_eos_ids(source.path))
+        return gguf_tokenizer(file, cache_dir), gguf_eos_ids(file)
+    return _folder_tokenizer(source.path), _folder_eos_ids(source.path)
+
+
+def _choose_template(inner: PreTrainedTokenizerFast, asked: str | None) -> str:
+    """Set the template that was asked for; say which one is used, and whether it works.
+
+    Raises:
+        ConfigError: see :func:`load_tokenizer`. A model's own template that is broken is only told, since the model
+            can be used without.
+    """
+    special = {name: str(token) for name, token in inner.special_tokens_map.items()}
+    own = own_templates(inner)
+    if asked is not None:
+        template = find_template(asked, own)
+        assert template is not None, "the model's templates are known"
+        inner.chat_template = template.text
+        return describe_asked(asked, template, special)
+    if not own:
+        return "none, so chats are refused; the option chat_template can give one"
+    notes = []
+    for name, text in own.items():
+        origin = "the model's" if len(own) == 1 else f"the model's {name!r}"
+        try:
+            notes.append(describe_template(ChatTemplate(origin, text), special))
+        except TemplateBroken as error:
+            notes.append(f"warning: {origin} is broken ({error}); the option chat_template can replace it")
+    return "; ".join(notes)
+
+
+def own_templates(inner: PreTrainedTokenizerFast) -> dict[str, str]:
+    """The model's chat templates by name; empty if it has none."""
+    template = inner.chat_template or {}
+    return {DEFAULT: template} if isinstance(template, str) else dict(template)
 
 
 def _folder_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -145,10 +199,19 @@ class FastTokenizer:
         path: where it came from, for errors.
         inner: the tokenizer. Ids come straight from its backend; the wrapping renders chat templates.
         eos_token_ids: what the model's files call the end of a text; the tokenizer's own is added.
+        template_note: which chat template is used and what it can do, in words.
     """
 
-    def __init__(self, name: str, path: Path, inner: PreTrainedTokenizerFast, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        inner: PreTrainedTokenizerFast,
+        eos_token_ids: Sequence[int],
+        template_note: str = "",
+    ) -> None:
         self.name = name
+        self.template_note = template_note
         self._path = path
         self._inner = inner
         self._backend = inner.backend_tokenizer
@@ -161,8 +224,7 @@ class FastTokenizer:
         self._added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
         self.bos_token_id: int | None = inner.bos_token_id
-        template = inner.chat_template or ""
-        self.chat_template = template if isinstance(template, str) else "\n".join(template.values())
+        self.chat_template = "\n".join(own_templates(inner).values())
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *own, *self._turn_ends())))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
