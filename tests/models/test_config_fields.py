@@ -19,6 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from headway.config import ConfigError
 from headway.models.config import UnsupportedModel
 from headway.models.config_fields import IGNORED, NEUTRAL, USED
+from headway.models.hf_config import read_hf_config
 from headway.models.llama import DecoderModel
 from headway.models.loading import LoadingError, ModelSource, load_weights
 from headway.models.ops.registry import select_ops
@@ -281,3 +282,41 @@ def reference_weights(model: Any) -> dict[str, torch.Tensor]:
     if model.config.tie_word_embeddings:
         del tensors["lm_head.weight"]
     return tensors
+
+
+PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
+    "SmolLM2": (
+        "llama",
+        {
+            "_name_or_path": "x",
+            "is_llama_config": True,
+            "rope_interleaved": False,
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+            "pretraining_tp": 1,
+            "torch_dtype": "bfloat16",
+            "transformers_version": "4.42.3",
+            "use_cache": True,
+        },
+    ),
+    "Llama 3.2": ("llama", {"mlp_bias": False, "rope_scaling": LLAMA3, "pretraining_tp": 1, "attention_dropout": 0.0}),
+    "older Llama": ("llama", {"max_sequence_length": 2048, "pad_token_id": -1, "rope_scaling": None}),
+    "DeepSeek Coder": ("llama", {"rope_scaling": {"factor": 4.0, "type": "linear"}}),
+    "Yarn Llama": ("llama", {"rope_scaling": {**YARN, "rope_type": None, "type": "yarn", "finetuned": True}}),
+    "Mistral Nemo": ("mistral", {"head_dim": 16, "sliding_window": None, "tie_word_embeddings": False}),
+    "Qwen2.5": ("qwen2", {"sliding_window": 32768, "max_window_layers": 70, "use_sliding_window": False}),
+    "Qwen distilled": ("qwen2", {"use_mrope": False, "sliding_window": 4096, "max_window_layers": 28}),
+    "Qwen3": ("qwen3", {"attention_bias": False, "max_window_layers": 36, "use_sliding_window": False}),
+    "tuned by Unsloth": ("qwen3", {"unsloth_fixed": True, "unsloth_version": "2025.1", "quantization_config": None}),
+    "old generation settings": ("llama", {"temperature": 0.9, "top_p": 0.6, "max_length": 4096, "do_sample": True}),
+    "custom code beside": ("qwen2", {"auto_map": {"AutoConfig": "x.Y"}, "attn_implementation": "sdpa"}),
+}
+"""What published files of these families have besides their shape, in the words of those files."""
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_what_published_files_have_is_taken(name: str) -> None:
+    architecture, fields = PUBLISHED[name]
+
+    config = read_hf_config({"model_type": architecture, **BASE, **fields})
+
+    assert config.sliding_window is None
