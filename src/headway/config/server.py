@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from headway.config.options import Checked, ConfigError, option
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 HIDDEN = "(hidden)"
 """Stands for a secret in messages."""
@@ -27,6 +31,14 @@ class ServerOptions(Checked):
     cache_isolation: bool = option(
         False, help="Share cached prefixes within one API key only, so that keys cannot probe each other's prompts."
     )
+
+    allowed_origins: tuple[str, ...] = option(
+        (),
+        help="Web pages of these origins (https://app.example) may call from a browser; * is any. None is no page but"
+        " the server's own.",
+    )
+    allowed_methods: tuple[str, ...] = option(("*",), help="Methods that such pages may use; * is any.")
+    allowed_headers: tuple[str, ...] = option(("*",), help="Headers that such pages may send; * is any.")
 
     drain_timeout: float = option(
         30.0, help="After SIGTERM, open answers have this long to end by themselves.", unit="seconds", minimum=0.0
@@ -79,10 +91,23 @@ class ServerOptions(Checked):
             raise ConfigError("api_key", HIDDEN, "must not be empty, and be ASCII without spaces")
         if self.cache_isolation and not self.api_key:
             raise ConfigError("cache_isolation", True, "has no effect without api_key")
+        self._check_origins()
         if any(not name for name in self.served_model_name):
             raise ConfigError("served_model_name", self.served_model_name, "must not be empty")
         if self.max_sequences < self.max_n:
             raise ConfigError("max_sequences", self.max_sequences, f"must be at least max_n ({self.max_n})")
+
+    def _check_origins(self) -> None:
+        for origin in self.allowed_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                limit = "must be * or like https://app.example or http://localhost:3000, without a path"
+                raise ConfigError("allowed_origins", origin, limit)
+        for name in ("allowed_methods", "allowed_headers"):
+            given = getattr(self, name)
+            if given != ("*",) and not self.allowed_origins:
+                raise ConfigError(name, given, "has no effect without allowed_origins")
+            if not given or not all(_TOKEN.fullmatch(item) for item in given):
+                raise ConfigError(name, given, "must be * or names, as HTTP writes them")
 
     @property
     def max_body_bytes(self) -> int:

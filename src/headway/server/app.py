@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from headway.server import errors
 from headway.server.edge import Edge
@@ -49,5 +50,15 @@ def create_app(service: Service) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     errors.install(app)
-    app.add_middleware(Edge, keys=service.options.api_key, max_body_bytes=service.options.max_body_bytes)
+    options = service.options
+    app.add_middleware(Edge, keys=options.api_key, max_body_bytes=options.max_body_bytes)
+    if options.allowed_origins:
+        # Outermost: a preflight brings no key, and a page may read errors too, whoever answers them.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=options.allowed_methods,
+            allow_headers=options.allowed_headers,
+            expose_headers=("X-Request-Id", "Retry-After"),
+        )
     return app

@@ -19,6 +19,7 @@ from headway.engine.outputs import RequestError
 from headway.engine.worker import TIMEOUT
 from headway.server.admission import TurnedAway
 from headway.server.json import json_response
+from headway.server.wayfinding import Signpost
 
 RETRY_AFTER_S = 1
 """What a client that was turned away is told to wait; long enough for a few steps, and a balancer goes elsewhere."""
@@ -128,13 +129,18 @@ def install(app: FastAPI) -> None:
     async def on_invalid(_: Request, error: RequestValidationError) -> Response:
         return of_validation(error.errors()).response()
 
+    signpost = Signpost(app.routes)
+
     @app.exception_handler(HTTPException)
     async def on_http_error(request: Request, error: HTTPException) -> Response:
-        status = HTTPStatus(error.status_code)
+        status, headers = HTTPStatus(error.status_code), dict(error.headers or {})
         message = f"{request.method} {request.url.path}: {status.phrase.lower()}"
-        code = status.name.lower()
+        if status in (HTTPStatus.NOT_FOUND, HTTPStatus.METHOD_NOT_ALLOWED):
+            message = signpost.advise(request.method, request.url.path)
+        if status is HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(signpost.methods(request.url.path))
         kind = INVALID if error.status_code < 500 else FAILED
-        return ApiError(error.status_code, message, kind=kind, code=code, headers=error.headers).response()
+        return ApiError(error.status_code, message, kind=kind, code=status.name.lower(), headers=headers).response()
 
 
 _CODES = {"missing": "missing_required_parameter", "json_invalid": "invalid_json"}

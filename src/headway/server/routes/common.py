@@ -31,8 +31,8 @@ class JsonRequest(Request):
 class JsonRoute(APIRoute):
     """An endpoint that takes JSON and nothing else.
 
-    That the content type must say so also keeps web pages of other sites out: a browser sends them this type only
-    after it has asked, and it is not told yes.
+    That the content type must say so also keeps web pages of other sites out: a browser lets them send this type only
+    after it has asked, and is told yes for ``allowed_origins`` only.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
