@@ -67,6 +67,18 @@ class RequestRefused(ValueError):
         self.limit = limit
 
 
+class PromptTooLong(RequestRefused):
+    """A prompt that no amount of waiting makes room for; what clients react to by shortening it.
+
+    Args:
+        value: its tokens.
+        limit: tokens that would fit.
+    """
+
+    def __init__(self, value: int, limit: int, message: str) -> None:
+        super().__init__("prompt", value, limit, message)
+
+
 class Request:
     """One generation, from arrival to its end.
 

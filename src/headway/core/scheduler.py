@@ -21,7 +21,7 @@ from headway.core.inspection import Inspection, StepReasons, inspect, step_reaso
 from headway.core.invariants import check_state
 from headway.core.plan import Bool, Int32, NewBlocks, StepPlan, StepResult
 from headway.core.reasons import WaitReason
-from headway.core.request import FinishReason, Request, RequestRefused, Status
+from headway.core.request import FinishReason, PromptTooLong, Request, RequestRefused, Status
 from headway.core.results import apply_result
 from headway.core.state import SchedulerState
 from headway.core.tokens import REASON_OF_NUMBER, Grants, grant_tokens
@@ -82,8 +82,7 @@ class Scheduler:
         if prompt == 0:
             raise RequestRefused("prompt", 0, None, "the prompt has no tokens")
         if prompt > longest:
-            raise RequestRefused(
-                "prompt",
+            raise PromptTooLong(
                 prompt,
                 longest,
                 f"the prompt has {prompt} tokens; with max_model_len={self.config.max_model_len} at most {longest}"
@@ -91,8 +90,7 @@ class Scheduler:
             )
         largest = self.largest_prompt
         if prompt > largest:
-            raise RequestRefused(
-                "prompt",
+            raise PromptTooLong(
                 prompt,
                 largest,
                 f"the prompt has {prompt} tokens; the KV memory holds prompts of at most {largest} tokens"

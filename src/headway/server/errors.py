@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from headway.config import ConfigError
 from headway.config.structured import FAILED as FORM_FAILED
-from headway.core.request import RequestRefused
+from headway.core.request import PromptTooLong, RequestRefused
 from headway.engine.outputs import RequestError
 from headway.engine.worker import TIMEOUT
 from headway.server.admission import TurnedAway
@@ -98,7 +98,8 @@ def refused(error: RequestRefused, param: str | None = None) -> ApiError:
     if error.field == "request_id":
         return invalid(str(error), "X-Request-Id", "duplicate_request_id")
     if error.field == "prompt":
-        return invalid(str(error), param or "prompt", "context_length_exceeded" if error.limit else "invalid_prompt")
+        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else "invalid_prompt"
+        return invalid(str(error), param or "prompt", code)
     return invalid(str(error), error.field)
 
 
