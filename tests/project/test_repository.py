@@ -41,7 +41,7 @@ def matches(pattern: re.Pattern[str], suffixes: tuple[str, ...]) -> list[str]:
     return [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
         for path in text_files()
-        if path.suffix in suffixes
+        if path.suffix in suffixes and path.name != ".git"  # which a work tree of its own has as a file
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if pattern.search(line)
     ]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from headway.config.depth import check_depth, load_json
 from headway.config.options import ConfigError
 from headway.config.schemas import Annotation, prepare
 
@@ -51,8 +52,10 @@ class Structured:
             strict: refuse keywords that cannot be kept to; else they are noted in ``annotations``.
 
         Raises:
-            ConfigError: it is strict and has such a keyword, which is named with its path.
+            ConfigError: it is strict and has such a keyword, which is named with its path; or it is nested too deeply.
         """
+        if not isinstance(schema, str):
+            check_depth("structured", schema)
         text = schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False)
         annotations = annotations_of(schema)
         for annotation in annotations if strict else ():
@@ -108,8 +111,8 @@ class Structured:
 def annotations_of(schema: Mapping[str, Any] | str) -> tuple[Annotation, ...]:
     """The parts of a schema that are not kept to; none of what is no schema, which the compiler will say."""
     try:
-        given = json.loads(schema) if isinstance(schema, str) else schema
-    except (ValueError, RecursionError):
+        given = load_json("structured", schema) if isinstance(schema, str) else schema
+    except json.JSONDecodeError:
         return ()
     return prepare(given)[1] if isinstance(given, Mapping) else ()
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from orjson import JSONDecodeError as JSONDecodeError
 from starlette.responses import Response
 
 
