@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from types import MappingProxyType
 
 from headway.config.options import Checked, ConfigError, option
 from headway.config.structured import Structured
+
+LEAST_TEMPERATURE = 2.0**-126
+"""Below this, one over a temperature does not fit 32 bits; the likeliest token then has all the probability."""
+
+MOST_BIAS = 1e30
+"""Largest logit bias. Far above every logit, and far from where sums of them end in infinity."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +31,9 @@ class SamplingParams(Checked):
     min_tokens: int = option(
         0, help="End-of-text and stop ids cannot be sampled before this many.", unit="tokens", minimum=0
     )
-    temperature: float = option(1.0, help="0 is greedy; larger is more random.", minimum=0.0, maximum=100.0)
+    temperature: float = option(
+        1.0, help="0 is greedy, as is what is below 1.2e-38; larger is more random.", minimum=0.0, maximum=100.0
+    )
     top_k: int = option(0, help="Sample among this many likeliest tokens; 0 means all.", minimum=0)
     top_p: float = option(
         1.0, help="Sample among the likeliest tokens of this total probability.", minimum=0.0, maximum=1.0
@@ -39,7 +48,9 @@ class SamplingParams(Checked):
         0.0, help="Subtracted once from the logit of every token in the output.", minimum=-2.0, maximum=2.0
     )
     frequency_penalty: float = option(0.0, help="Subtracted per occurrence in the output.", minimum=-2.0, maximum=2.0)
-    logit_bias: Mapping[int, float] = option(MappingProxyType({}), help="Added to the logits of these token ids.")
+    logit_bias: Mapping[int, float] = option(
+        MappingProxyType({}), help="Added to the logits of these token ids, from -1e30 to 1e30."
+    )
     seed: int | None = option(None, help="Same seed, same tokens, whatever else is in the batch.")
     stop: tuple[str, ...] = option((), help="Strings that end the output; they are not returned.")
     stop_token_ids: tuple[int, ...] = option((), help="Token ids that end the output.")
@@ -65,6 +76,10 @@ class SamplingParams(Checked):
             raise ConfigError("stop", self.stop, "must not contain an empty string")
         if any(token < 0 for token in self.stop_token_ids):
             raise ConfigError("stop_token_ids", self.stop_token_ids, "must not contain negative ids")
+        for token, bias in self.logit_bias.items():
+            if isinstance(bias, bool) or not isinstance(bias, Real) or not -MOST_BIAS <= bias <= MOST_BIAS:
+                limit = f"values must be numbers from {-MOST_BIAS:g} to {MOST_BIAS:g}"
+                raise ConfigError("logit_bias", {token: bias}, limit)
         if self.structured is not None and not isinstance(self.structured, Structured):
             raise ConfigError("structured", self.structured, "must be a Structured, such as Structured.regex makes")
         if self.structured is not None and self.ignore_eos:
@@ -73,4 +88,4 @@ class SamplingParams(Checked):
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is always taken."""
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE

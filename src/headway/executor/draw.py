@@ -43,7 +43,7 @@ class DrawSettings:
     """How each row draws; all arrays have one entry per row.
 
     Attributes:
-        temperature: above 0.
+        temperature: at least ``config.sampling.LEAST_TEMPERATURE``.
         top_k: 0 keeps all.
         top_p: in (0, 1]; 1 keeps all.
         min_p: in [0, 1]; 0 keeps all.

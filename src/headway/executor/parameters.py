@@ -51,7 +51,7 @@ class SlotParameters:
         """
         slot, params = row.slot, row.sampling
         self.num_prompt[slot] = row.num_prompt_tokens
-        self.temperature[slot] = params.temperature
+        self.temperature[slot] = 0.0 if params.greedy else params.temperature
         self.top_k[slot] = params.top_k if params.top_k < self._vocab_size else 0
         self.top_p[slot] = params.top_p
         self.min_p[slot] = params.min_p
