@@ -57,6 +57,12 @@ class ServerOptions(Checked):
     )
 
     max_body_mib: float = option(16.0, help="Largest body of a call.", unit="MiB", minimum=0.0)
+    max_body_values: int = option(
+        500_000,
+        help="Most values (numbers, texts) in the body of a call; commas are counted, those in texts too.",
+        unit="values",
+        minimum=1,
+    )
     max_prompts: int = option(256, help="Most prompts in one call.", unit="prompts", minimum=1)
     max_n: int = option(64, help="Largest n and best_of.", unit="choices", minimum=1)
     max_sequences: int = option(

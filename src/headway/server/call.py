@@ -21,7 +21,7 @@ from headway.server import errors
 from headway.server.admission import Ticket, TurnedAway
 from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
-from headway.server.spec import CallSpec, PromptInput, sampling_of
+from headway.server.spec import CallSpec, sampling_of
 from headway.server.tokenising import TokenIds, Tokenising
 
 Updates = list[tuple[int, RequestUpdate]]
@@ -89,7 +89,8 @@ class Call:
             self._may_go_on()
             self.num_prompt_tokens = sum(map(len, prompts))
             prepared = self._prepare(prompts)
-            texts = self._texts(prompts) if self.spec.echo else []
+            texts = await self._texts(prompts) if self.spec.echo else []
+            self._may_go_on()
             self._ticket.charge([entry.request.num_prompt_tokens for entry in prepared])
             self._updates = self._engine.submit(prepared, final_only=final_only, listener=self._ticket)
             return texts
@@ -171,16 +172,13 @@ class Call:
                 )
         return prepared
 
-    def _texts(self, prompts: Sequence[TokenIds]) -> list[str]:
+    async def _texts(self, prompts: Sequence[TokenIds]) -> list[str]:
         """The prompts as the answer repeats them."""
+        given = self.spec.prompts
+        unknown = [list(map(int, ids)) for each, ids in zip(given, prompts, strict=True) if not isinstance(each, str)]
         skip = self.spec.sampling.skip_special_tokens
-
-        def text(given: PromptInput, ids: TokenIds) -> str:
-            if isinstance(given, str):
-                return given
-            return self._tokenising.decode([int(token_id) for token_id in ids], skip_special_tokens=skip)
-
-        return [text(given, ids) for given, ids in zip(self.spec.prompts, prompts, strict=True)]
+        decoded = iter(await self._tokenising.texts_of(unknown, skip_special_tokens=skip))
+        return [each if isinstance(each, str) else next(decoded) for each in given]
 
     def _expire(self) -> None:
         if self._updates is not None:

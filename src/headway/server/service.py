@@ -16,6 +16,7 @@ from headway.server.call import Call
 from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
 from headway.server.health import Health, judge
+from headway.server.offload import Offload
 from headway.server.spec import CallSpec
 from headway.server.tokenising import Tokenising
 from headway.server.tools.choosing import ToolSupport
@@ -38,6 +39,7 @@ class Service:
         created: when the server began, in seconds since 1970.
         tools: what the model can do with tools.
         models: names that clients may use; the first one is in the answers.
+        offload: where large bodies are worked on.
         calls: open ones, by request id.
         draining: whether the server is about to end and takes no more calls.
         asked_n: choices that calls asked for, of calls that were let in.
@@ -53,7 +55,8 @@ class Service:
         self.models: Sequence[str] = options.served_model_name or (own_name,)
         self.max_model_len = scheduler.max_model_len
         self.admission = Admission(scheduler.max_num_queued_reqs, scheduler.max_num_queued_tokens)
-        self.tokenising = Tokenising(inner.tokenizer)
+        self.tokenising = Tokenising(inner.tokenizer, scheduler.max_model_len)
+        self.offload = Offload()
         template = inner.tokenizer.chat_template if inner.tokenizer is not None else ""
         self.tools = ToolSupport(knows_tools(template), find_dialect(template, options.tool_call_parser))
         self._compiling = Compiling(inner.compile_form, options.form_timeout)
@@ -73,6 +76,7 @@ class Service:
         """The end."""
         self.draining = True
         self.tokenising.close()
+        self.offload.close()
         self._compiling.close()
         await self.engine.stop()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from headway.config import ConfigError, SamplingParams
@@ -42,9 +43,14 @@ class ChatPrompt:
     tools: tuple[Tool, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def num_chars(self) -> int:
-        """Characters in its messages."""
+        """Characters of everything that the template may write."""
+        return _num_chars([self.messages, self.tools, self.variables])
+
+    @property
+    def num_content_chars(self) -> int:
+        """Characters in its messages, which every template writes."""
         return sum(len(message["content"]) for message in self.messages)
 
 
@@ -115,10 +121,26 @@ def sampling_of(sampling: SamplingParams, candidate: int) -> SamplingParams:
     return replace(sampling, seed=sampling.seed + candidate)
 
 
+def _num_chars(values: list[Any]) -> int:
+    """Characters of all texts in JSON values."""
+    total, rest = 0, values
+    while rest:
+        value = rest.pop()
+        if isinstance(value, str):
+            total += len(value)
+        elif isinstance(value, Mapping):
+            rest += [*value, *value.values()]
+        elif isinstance(value, list | tuple):
+            rest += value
+        else:
+            total += 1
+    return total
+
+
 def _fewest_tokens(prompt: PromptInput) -> int:
     if isinstance(prompt, tuple):
         return len(prompt)
-    num_chars = len(prompt) if isinstance(prompt, str) else prompt.num_chars
+    num_chars = len(prompt) if isinstance(prompt, str) else prompt.num_content_chars
     return max(1, num_chars // MOST_CHARS_PER_TOKEN)
 
 
@@ -173,6 +195,11 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
     Raises:
         ApiError: a field is out of bounds.
     """
+    if len(body.messages) > max_model_len:
+        message = f"there are {len(body.messages)} messages; the context of {max_model_len} tokens holds fewer"
+        raise invalid(message, "messages", "context_length_exceeded")
+    for name, given in (("tools", body.tools), ("functions", body.functions)):  # before they are made anything of
+        _at_most(name, len(given or ()), options.max_tools, name)
     n = _count("n", body.n, options.max_n)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if body.max_tokens is not None and max_tokens != body.max_tokens:

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from headway.core.plan import Int32
-from headway.core.request import RequestRefused
+from headway.core.request import PromptTooLong, RequestRefused
 from headway.models.loading import ChatTemplateError, Tokenizer
 from headway.server.protocol.fields import note_taken
-from headway.server.spec import ChatPrompt, PromptInput
+from headway.server.spec import MOST_CHARS_PER_TOKEN, ChatPrompt, PromptInput
 from headway.server.variables import variables_of
 
 TokenIds = Int32 | tuple[int, ...]
@@ -28,12 +28,15 @@ class Tokenising:
 
     Args:
         tokenizer: safe to use from two threads at once; ``None`` if prompts are token ids only.
+        max_model_len: a prompt that has far more tokens is told so before all of it is tokenised.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, max_model_len: int) -> None:
         self._tokenizer = tokenizer
+        self._max_model_len = max_model_len
         self._template_variables = variables_of(tokenizer.chat_template if tokenizer is not None else "")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+        self._side_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise-on-request")
         self._turn = asyncio.Lock()
 
     async def encode(self, prompts: Sequence[PromptInput], before: Callable[[], None]) -> list[TokenIds]:
@@ -54,7 +57,7 @@ class Tokenising:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._encode_all, prompts)
 
     async def tokens_of(self, prompt: str | ChatPrompt, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of one text or conversation.
+        """Token ids of one text or conversation of any length; prompts of calls do not wait for it.
 
         Raises:
             RequestRefused: it cannot be tokenised.
@@ -62,26 +65,26 @@ class Tokenising:
 
         def work() -> list[int]:
             if isinstance(prompt, ChatPrompt):
-                return self._encode_chat(prompt)
-            return self._encode_text(prompt, add_special_tokens=add_special_tokens)
+                return self._encode_chat(prompt, any_length=True)
+            return self._encode_text(prompt, add_special_tokens=add_special_tokens, any_length=True)
 
         if _num_chars(prompt) <= INLINE_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
 
-    async def text_of(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Text of ids.
+    async def texts_of(self, all_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
+        """Texts of ids.
 
         Raises:
             RequestRefused: there is no tokenizer.
         """
 
-        def work() -> str:
-            return self.decode(ids, skip_special_tokens=skip_special_tokens)
+        def work() -> list[str]:
+            return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in all_ids]
 
-        if len(ids) <= INLINE_CHARS:
+        if sum(map(len, all_ids)) <= INLINE_CHARS:
             return work()
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
 
     def bytes_of(self, token_id: int) -> bytes:
         """What a token adds to a text; nothing if there is no tokenizer."""
@@ -89,31 +92,53 @@ class Tokenising:
 
     def close(self) -> None:
         """Take no more work."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        for thread in (self._thread, self._side_thread):
+            thread.shutdown(wait=False, cancel_futures=True)
 
-    def _encode_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text, here and now.
+    def _encode_text(self, text: str, *, add_special_tokens: bool = True, any_length: bool = False) -> list[int]:
+        """Ids of a prompt, here and now.
 
         Raises:
-            RequestRefused: there is no tokenizer, or the text cannot be encoded.
+            RequestRefused: there is no tokenizer, or the text cannot be encoded; or it is far too long.
         """
+        tokenizer = self._required("text")
         try:
-            return self._required("text").encode(text, add_special_tokens=add_special_tokens)
+            if not any_length:
+                self._refuse_far_too_long(tokenizer, text)
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
 
-    def _encode_chat(self, prompt: ChatPrompt) -> list[int]:
+    def _refuse_far_too_long(self, tokenizer: Tokenizer, text: str) -> None:
+        """Tokenise the beginning of a very long text; if that alone is twice too long, the whole is too long as well.
+
+        Cutting a text changes tokens around the cut, and never halves their number.
+        """
+        beginning = self._max_model_len * MOST_CHARS_PER_TOKEN
+        if len(text) < 2 * beginning:
+            return
+        num_tokens = len(tokenizer.encode(text[:beginning], add_special_tokens=False))
+        longest = self._max_model_len - 1
+        if num_tokens > 2 * self._max_model_len:
+            message = (
+                f"the prompt has {len(text)} characters, the first {beginning} of which are {num_tokens} tokens; with"
+                f" max_model_len={self._max_model_len} at most {longest} tokens leave room for an output"
+            )
+            raise PromptTooLong(num_tokens, longest, message)
+
+    def _encode_chat(self, prompt: ChatPrompt, *, any_length: bool = False) -> list[int]:
         """Ids of a conversation, here and now.
 
         Raises:
-            RequestRefused: there is no tokenizer, or its template refuses the messages.
+            RequestRefused: there is no tokenizer, or its template refuses the messages; or they are far too long.
         """
         try:
             tokenizer, variables = self._required("messages"), self._known(prompt.variables)
             more: dict[str, Any] = {"variables": variables} if variables else {}
-            return tokenizer.encode_chat(prompt.messages, tools=prompt.tools or None, **more)
+            text = tokenizer.apply_chat_template(prompt.messages, tools=prompt.tools or None, **more)
         except ChatTemplateError as error:
             raise RequestRefused("prompt", len(prompt.messages), None, str(error)) from error
+        return self._encode_text(text, add_special_tokens=False, any_length=any_length)  # the template writes them
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of ids, here and now.

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # Names under which chat models end a turn. Counted as an end only if the chat template writes the token.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 
+LONG = 2000
+"""Characters or ids: beyond, Python's lock is given up meanwhile, so that other threads need not wait."""
+
 Message = Mapping[str, Any]
 
 
@@ -231,10 +234,17 @@ class FastTokenizer:
         self._byte_of = {char: byte for byte, char in byte_alphabet().items()}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        if len(text) > LONG:  # in a batch, the library lets go of Python's lock
+            encoded = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0]
+        else:
+            encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
+        ids: list[int] = encoded.ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        if len(ids) > LONG:
+            texts: list[str] = self._backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)
+            return texts[0]
         text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 

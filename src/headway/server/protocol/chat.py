@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from headway.server.protocol.base import Body, History, text_or_list
+from headway.server.protocol.base import Body, History, Listed, text_or_list
 from headway.server.protocol.generation import GenerationBody
 from headway.server.protocol.tools import (
     CalledFunction,
@@ -47,7 +47,7 @@ class ContentPart(Body):
 
 
 Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[ContentPart], Tag("<list>")], Discriminator(text_or_list)
+    Annotated[str, Tag("<text>")] | Annotated[Listed[ContentPart], Tag("<list>")], Discriminator(text_or_list)
 ]
 """A text, or a list of parts."""
 
@@ -63,7 +63,7 @@ class ChatMessage(History):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Listed[ToolCall] | None = None
     tool_call_id: str | None = None
     function_call: CalledFunction | None = None
 
@@ -107,15 +107,15 @@ class ChatBody(GenerationBody):
 
     kinds = ("generation", "chat")
 
-    messages: list[ChatMessage]
+    messages: Listed[ChatMessage]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[Tool] | None = None
+    tools: Listed[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
 
-    functions: list[FunctionDefinition] | None = None
+    functions: Listed[FunctionDefinition] | None = None
     function_call: FunctionChoice | None = None
 
     # For the chat template.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.server.protocol.base import Body, TextOrTexts
+from headway.server.protocol.base import Body, Listed, TextOrTexts
 from headway.server.protocol.forms import ResponseFormat, StructuredOutputs
 
 
@@ -41,7 +41,7 @@ class GenerationBody(Body):
     min_p: float | None = None
     repetition_penalty: float | None = None
     min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Listed[int] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -55,7 +55,7 @@ class GenerationBody(Body):
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Listed[str] | None = None
     guided_grammar: str | None = None
     deadline_s: float | None = None
     slo: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headway.server.protocol.base import Body, Tokens
+from headway.server.protocol.base import Body, Listed, Tokens
 from headway.server.protocol.chat import ChatMessage
 
 
@@ -11,7 +11,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Listed[ChatMessage] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from headway.server.protocol.base import Body, History
+from headway.server.protocol.base import Body, History, Listed
 
 
 class FunctionDefinition(Body):
@@ -62,7 +62,7 @@ class AllowedTools(Body):
     kinds = ("allowed_tools",)
 
     mode: Literal["auto", "required"]
-    tools: list[AllowedTool]
+    tools: Listed[AllowedTool]
 
 
 class ChosenTools(Body):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,23 +15,30 @@ from headway.server import json
 from headway.server.errors import ApiError
 from headway.server.service import Service
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 
 def service_of(request: Request) -> Service:
     """The server's state."""
     return cast(Service, request.app.state.service)
 
 
+async def off_loop(request: Request, work: Callable[P, R], *args: P.args, **options: P.kwargs) -> R:
+    """What ``work`` makes of the request's body: on the spot for a small one, in a thread for a large one."""
+    num_bytes = len(await request.body())
+    return await service_of(request).offload.run(num_bytes, work, *args, **options)
+
+
 class JsonRequest(Request):
-    """A request whose body is read by the strict and fast parser."""
+    """A request whose body was read already, by :class:`JsonRoute`."""
 
     async def json(self) -> Any:
-        if not hasattr(self, "_json"):
-            self._json = json.load(await self.body())
         return self._json
 
 
 class JsonRoute(APIRoute):
-    """An endpoint that takes JSON and nothing else.
+    """An endpoint that takes JSON and nothing else, read and checked off the event loop where that takes long.
 
     That the content type must say so also keeps web pages of other sites out: a browser lets them send this type only
     after it has asked, and is told yes for ``allowed_origins`` only.
@@ -43,7 +51,8 @@ class JsonRoute(APIRoute):
             request = JsonRequest(request.scope, request.receive, request._send)
             if request.method == "POST" and await request.body():
                 self._check_type(request)
-                await self._check_depth(request)
+                limit = service_of(request).options.max_body_values
+                request._json = await off_loop(request, self._read, await request.body(), limit)
             try:
                 return await handler(request)
             except RecursionError as error:  # the limit keeps it from happening; if it does, the body is to blame
@@ -51,14 +60,29 @@ class JsonRoute(APIRoute):
 
         return handle
 
-    @staticmethod
-    async def _check_depth(request: JsonRequest) -> None:
+    def _read(self, body: bytes, max_values: int) -> Any:
+        """The value of a body, as what the endpoint declares if it declares something.
+
+        Raises:
+            ApiError: it is too large or too deep for anything.
+            RequestValidationError: it is not JSON, or not what the endpoint takes.
+        """
+        if body.count(b",") >= max_values:  # in texts they count too, which only means that long ones are told so
+            message = f"the body has more than {max_values} values"
+            raise ApiError(413, message, code="body_too_large")
         try:
-            value = await request.json()
-        except json.JSONDecodeError:
-            return  # the handler says so
+            value = json.load(body)
+        except json.JSONDecodeError as error:
+            mistake = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "", "ctx": {"error": error.msg}}
+            raise RequestValidationError([mistake]) from error
         if too_deep(value):
             raise _too_deep()
+        if self.body_field is None:
+            return value
+        checked, mistakes = self.body_field.validate(value, {}, loc=("body",))
+        if mistakes:
+            raise RequestValidationError(mistakes)
+        return checked
 
     @staticmethod
     def _check_type(request: Request) -> None:

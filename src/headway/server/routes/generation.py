@@ -13,7 +13,7 @@ from headway.server.edge import OWNER, call_name
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.completions import CompletionBody
 from headway.server.respond import GenerationResponse
-from headway.server.routes.common import JsonRoute, service_of
+from headway.server.routes.common import JsonRoute, off_loop, service_of
 from headway.server.spec import chat_spec, completion_spec
 
 router = APIRouter(route_class=JsonRoute, tags=["generation"])
@@ -23,7 +23,7 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def completions(body: Annotated[CompletionBody, Body()], request: Request) -> Response:
     """Continue one or several prompts."""
     service = service_of(request)
-    spec = completion_spec(body, service.options, service.max_model_len)
+    spec = await off_loop(request, completion_spec, body, service.options, service.max_model_len)
     name = call_name(request.scope, "cmpl")
     return GenerationResponse(service, spec, CompletionAnswer, name, request.scope[OWNER])
 
@@ -32,7 +32,7 @@ async def completions(body: Annotated[CompletionBody, Body()], request: Request)
 async def chat_completions(body: Annotated[ChatBody, Body()], request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    spec = chat_spec(body, service.options, service.max_model_len, service.tools)
+    spec = await off_loop(request, chat_spec, body, service.options, service.max_model_len, service.tools)
     name = call_name(request.scope, "chatcmpl")
     return GenerationResponse(service, spec, ChatAnswer, name, request.scope[OWNER])
 

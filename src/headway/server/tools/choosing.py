@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
-from headway.server.errors import ApiError, invalid
+from headway.server.errors import invalid
 from headway.server.forms import check_length, noted
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools
@@ -59,7 +59,7 @@ def plan_tools(
     """
     tools: tuple[Tool, ...] = tuple(tool.as_template_input() for tool in body.tools or ())
     choice = body.tool_choice or "auto"
-    _check(tools, options)
+    _check(tools)
     if choice == "required" and not tools:
         raise invalid("tool_choice is 'required', but there are no tools", "tool_choice")
     if choice == "none" or (choice == "auto" and not tools):  # some clients send these fields with every call
@@ -85,10 +85,7 @@ def plan_tools(
     return ToolPlan(tools, lambda: dialect.parser(names), calls, "tools")
 
 
-def _check(tools: Sequence[Tool], options: ServerOptions) -> None:
-    if len(tools) > options.max_tools:
-        message = f"tools has {len(tools)} tools; at most {options.max_tools} are allowed"
-        raise ApiError(400, message, code="limit_exceeded", param="tools")
+def _check(tools: Sequence[Tool]) -> None:
     names = [tool["function"]["name"] for tool in tools]
     for place, name in enumerate(names):
         if name in names[:place]:
