@@ -78,6 +78,16 @@ class PromptTooLong(RequestRefused):
     def __init__(self, value: int, limit: int, message: str) -> None:
         super().__init__("prompt", value, limit, message)
 
+    @staticmethod
+    def for_model(num_tokens: int, max_model_len: int) -> PromptTooLong:
+        """It leaves no room for an output within the model length."""
+        return PromptTooLong(
+            num_tokens,
+            max_model_len - 1,
+            f"the prompt has {num_tokens} tokens; with max_model_len={max_model_len} at most {max_model_len - 1}"
+            " leave room for an output",
+        )
+
 
 class Request:
     """One generation, from arrival to its end.

@@ -82,12 +82,7 @@ class Scheduler:
         if prompt == 0:
             raise RequestRefused("prompt", 0, None, "the prompt has no tokens")
         if prompt > longest:
-            raise PromptTooLong(
-                prompt,
-                longest,
-                f"the prompt has {prompt} tokens; with max_model_len={self.config.max_model_len} at most {longest}"
-                " leave room for an output",
-            )
+            raise PromptTooLong.for_model(prompt, self.config.max_model_len)
         largest = self.largest_prompt
         if prompt > largest:
             raise PromptTooLong(

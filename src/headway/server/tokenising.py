@@ -103,11 +103,15 @@ class Tokenising:
         """
         tokenizer = self._required("text")
         try:
-            if not any_length:
-                self._refuse_far_too_long(tokenizer, text)
-            return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            if any_length:
+                return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            self._refuse_far_too_long(tokenizer, text)
+            ids = tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except (TypeError, UnicodeError) as error:
             raise RequestRefused("prompt", "text", None, f"the prompt cannot be encoded: {error}") from error
+        if len(ids) >= self._max_model_len:  # here already, so that no more prompts of the call are tokenised
+            raise PromptTooLong.for_model(len(ids), self._max_model_len)
+        return ids
 
     def _refuse_far_too_long(self, tokenizer: Tokenizer, text: str) -> None:
         """Tokenise the beginning of a very long text; if that alone is twice too long, the whole is too long as well.
