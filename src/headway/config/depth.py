@@ -16,6 +16,17 @@ MAX_JSON_DEPTH = 100
 """Lists and objects within each other; a schema of objects nested n deep takes 2n + 1."""
 
 
+class NestedTooDeeply(ConfigError):
+    """A value from outside nests more than ``MAX_JSON_DEPTH`` lists and objects.
+
+    Args:
+        field: where it stands.
+    """
+
+    def __init__(self, field: str) -> None:
+        super().__init__(field, "json", f"must not nest lists and objects more than {MAX_JSON_DEPTH} deep")
+
+
 def too_deep(value: Any, limit: int = MAX_JSON_DEPTH) -> bool:
     """Whether lists and objects are nested more than ``limit`` deep. Goes level by level, so nothing recurses."""
     level = [value] if isinstance(value, Mapping | list | tuple) else []
@@ -32,21 +43,21 @@ def too_deep(value: Any, limit: int = MAX_JSON_DEPTH) -> bool:
 
 
 def check_depth(field: str, value: Any) -> None:
-    """Raise :class:`ConfigError` naming ``field`` if ``value`` is nested too deeply."""
+    """Raise :class:`NestedTooDeeply` naming ``field`` if ``value`` is."""
     if too_deep(value):
-        raise ConfigError(field, "json", f"must not nest lists and objects more than {MAX_JSON_DEPTH} deep")
+        raise NestedTooDeeply(field)
 
 
 def load_json(field: str, text: str) -> Any:
     """The value of a JSON text that came from outside.
 
     Raises:
-        ConfigError: it is nested too deeply.
+        NestedTooDeeply: as it says.
         ValueError: it is no JSON.
     """
     try:
         value = json.loads(text)
     except RecursionError:
-        raise ConfigError(field, "json", f"must not nest lists and objects more than {MAX_JSON_DEPTH} deep") from None
+        raise NestedTooDeeply(field) from None
     check_depth(field, value)
     return value

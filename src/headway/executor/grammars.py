@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headway.config import ConfigError, Structured
+from headway.config.depth import load_json
 from headway.config.structured import json_rule
 from headway.core.plan import Int32
 from headway.executor.masks import Matcher
@@ -199,7 +200,7 @@ def _to_lark(form: Structured) -> str:
     from llguidance.gbnf_to_lark import any_to_lark
 
     if form.kind == "json":
-        return f"start: {json_rule(json.loads(form.text))}"
+        return f"start: {json_rule(load_json('structured', form.text))}"
     if form.kind == "regex":
         return f"start: /{regex_to_lark(form.text, 'dws')}/"
     if form.kind == "choice":

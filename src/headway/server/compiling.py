@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from headway.config import ConfigError, SamplingParams, Structured
-from headway.server.errors import ApiError, invalid, unavailable
+from headway.server.errors import ApiError, invalid, unavailable, unusable
 
 NUM_THREADS = 2
 _SMALL = Structured.choice(["yes", "no"])
@@ -57,7 +57,7 @@ class Compiling:
             message = f"{field} took more than {self._timeout_s:g} seconds to compile"
             raise ApiError(400, message, code="limit_exceeded", param=field) from error
         except ConfigError as error:
-            raise invalid(f"{field} {error.limit}", field) from error
+            raise unusable(error, field, field) from error
         return replace(sampling, structured=form)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headway.config import ConfigError
+from headway.config.depth import NestedTooDeeply
 from headway.config.structured import FAILED as FORM_FAILED
 from headway.core.request import PromptTooLong, RequestRefused
 from headway.engine.outputs import RequestError
@@ -106,6 +107,12 @@ def refused(error: RequestRefused, param: str | None = None) -> ApiError:
 def bad_option(error: ConfigError) -> ApiError:
     """A sampling parameter is out of bounds."""
     return invalid(f"{error.field} is {error.value!r}; it {error.limit}", error.field)
+
+
+def unusable(error: ConfigError, name: str, param: str | None) -> ApiError:
+    """What a client wrote at ``name`` breaks a rule, whatever the engine calls the place."""
+    code = "nested_too_deeply" if isinstance(error, NestedTooDeeply) else "invalid_value"
+    return invalid(f"{name} {error.limit}", param, code)
 
 
 def failed(error: RequestError) -> ApiError:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
-from headway.server.errors import ApiError, invalid
+from headway.server.errors import ApiError, invalid, unusable
 from headway.server.protocol.forms import ResponseFormat
 from headway.server.protocol.generation import GenerationBody
 
@@ -34,7 +34,7 @@ def form_of(body: GenerationBody, options: ServerOptions) -> tuple[Structured | 
     try:
         form = make()
     except ConfigError as error:
-        raise invalid(f"{field} {error.limit}", field) from error
+        raise unusable(error, field, field) from error
     if form is not None:
         check_length(form, field, options)
         place, strict = _SCHEMAS.get(field, field), False

@@ -9,6 +9,10 @@ import orjson
 from orjson import JSONDecodeError as JSONDecodeError
 from starlette.responses import Response
 
+from headway.config.depth import NestedTooDeeply, check_depth
+
+_PARSER_GAVE_UP = "depth limit exceeded"
+
 
 def dump(value: Any) -> bytes:
     """JSON without spaces."""
@@ -19,9 +23,17 @@ def load(body: bytes) -> Any:
     """The value in a body.
 
     Raises:
-        json.JSONDecodeError: it is not JSON, not UTF-8, or nested too deeply.
+        NestedTooDeeply: as it says.
+        json.JSONDecodeError: it is not JSON, or not UTF-8.
     """
-    return orjson.loads(body)
+    try:
+        value = orjson.loads(body)
+    except JSONDecodeError as error:
+        if error.msg == _PARSER_GAVE_UP:  # not for being wrong: its own limit is ten times ours
+            raise NestedTooDeeply("the body") from error
+        raise
+    check_depth("the body", value)
+    return value
 
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

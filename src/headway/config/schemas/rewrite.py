@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from headway.config.options import ConfigError
+from headway.config.depth import NestedTooDeeply
 from headway.config.schemas.formats import FREE, format_pattern
 from headway.config.schemas.keywords import KEYWORDS, Keeping
 from headway.config.schemas.patterns import split
@@ -50,13 +50,13 @@ def prepare(schema: Mapping[str, Any]) -> tuple[Schema, tuple[Annotation, ...]]:
     """The schema in the compiler's words, and what of it is lost.
 
     Raises:
-        ConfigError: it is nested too deeply.
+        NestedTooDeeply: as it says.
     """
     rewriting = _Rewriting(schema)
     try:
         rewritten = rewriting.schema(schema, ())
     except RecursionError as error:
-        raise ConfigError("structured", "json", "is nested too deeply") from error
+        raise NestedTooDeeply("structured") from error
     return ({"enum": []} if rewritten is False else rewritten), tuple(rewriting.annotations)
 
 

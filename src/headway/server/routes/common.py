@@ -10,9 +10,9 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.config.depth import MAX_JSON_DEPTH, too_deep
+from headway.config.depth import NestedTooDeeply
 from headway.server import json
-from headway.server.errors import ApiError
+from headway.server.errors import ApiError, unusable
 from headway.server.service import Service
 
 P = ParamSpec("P")
@@ -56,7 +56,7 @@ class JsonRoute(APIRoute):
             try:
                 return await handler(request)
             except RecursionError as error:  # the limit keeps it from happening; if it does, the body is to blame
-                raise _too_deep() from error
+                raise unusable(NestedTooDeeply("the body"), "the body", None) from error
 
         return handle
 
@@ -72,11 +72,11 @@ class JsonRoute(APIRoute):
             raise ApiError(413, message, code="body_too_large")
         try:
             value = json.load(body)
+        except NestedTooDeeply as error:
+            raise unusable(error, error.field, None) from error
         except json.JSONDecodeError as error:
             mistake = {"type": "json_invalid", "loc": ("body", error.pos), "msg": "", "ctx": {"error": error.msg}}
             raise RequestValidationError([mistake]) from error
-        if too_deep(value):
-            raise _too_deep()
         if self.body_field is None:
             return value
         checked, mistakes = self.body_field.validate(value, {}, loc=("body",))
@@ -94,8 +94,3 @@ class JsonRoute(APIRoute):
                 code="unsupported_media_type",
                 param="Content-Type",
             )
-
-
-def _too_deep() -> ApiError:
-    message = f"the body nests lists and objects more than {MAX_JSON_DEPTH} deep"
-    return ApiError(400, message, code="nested_too_deeply")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
-from headway.server.errors import invalid
+from headway.server.errors import invalid, unusable
 from headway.server.forms import check_length, noted
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools
@@ -119,7 +119,7 @@ def _calls(dialect: Dialect, tools: Sequence[Tool], *, only_one: bool, answer: o
     try:
         return Structured.grammar(dialect.grammar(tools, only_one=only_one, answer=answer))
     except ConfigError as error:
-        raise invalid(f"tools {error.limit}", "tools") from error
+        raise unusable(error, "tools", "tools") from error
 
 
 def _noted(calls: Structured, body: ChatBody, tools: Sequence[Tool]) -> Structured:
