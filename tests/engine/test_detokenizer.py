@@ -11,6 +11,9 @@ from hypothesis import strategies as st
 from headway.engine.detokenizer import Detokenizer, TokenBytes
 from tests.engine.builders import BOS, EOS, ByteTokenizer
 
+BEGUN = [b"\xc3", b"\xe2", b"\xe2\x82", b"\xf0", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xef", b"\xef\xbf"]
+"""Characters that are not complete."""
+
 
 def pieces_of(
     tokens: list[int], tokenizer: ByteTokenizer, prompt: list[int] | None = None, *, skip: bool = True
@@ -109,3 +112,25 @@ def test_any_bytes_stream_to_their_decoding_and_are_never_taken_back(data: bytes
     for count in range(len(tokens)):
         whole = tokenizer.decode(tokens[:count])
         assert whole.rstrip("\ufffd").startswith("".join(pieces[:count]).rstrip("\ufffd"))
+
+
+@given(data=st.binary(max_size=12), begun=st.sampled_from(BEGUN), cuts=st.lists(st.integers(0, 200), max_size=12))
+def test_the_output_is_what_it_adds_to_the_text_of_the_prompt(data: bytes, begun: bytes, cuts: list[int]) -> None:
+    tokenizer = ByteTokenizer(cut(data, cuts))
+    tokens = list(range(258, tokenizer.vocab_size))
+    prompt = list(b"x" + begun)
+
+    text = "".join(pieces_of(tokens, tokenizer, prompt))
+
+    everything = tokenizer.decode([*prompt, *tokens])
+    before = tokenizer.decode(prompt)
+    completes = not everything.startswith(before) or (begun + data).startswith("\ufffd".encode())
+    assert text == everything[len(before) - completes :]
+
+
+@pytest.mark.parametrize("begun", BEGUN, ids=str)
+def test_a_character_of_the_prompt_alone_is_no_output(begun: bytes) -> None:
+    tokenizer = ByteTokenizer()
+
+    assert "".join(pieces_of([], tokenizer, list(begun))) == ""
+    assert "".join(pieces_of([BOS, ord("A")], tokenizer, [*begun, BOS, BOS, BOS, BOS, BOS])) == "A"

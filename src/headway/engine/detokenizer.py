@@ -4,7 +4,8 @@ Rule 1: text that was given out is never changed, and never contains half a char
 whole character yet are held back until they do, or until it is certain that they never will (then it is U+FFFD).
 
 Rule 2: what was given out, joined, is the decoding of prompt and output at once, less that of the prompt. So with a
-SentencePiece vocabulary the output "▁world" keeps its space, since something stands before it.
+SentencePiece vocabulary the output "▁world" keeps its space, since something stands before it. If the prompt ends
+within a character, the output has that character if it completes it; a U+FFFD for it is the prompt's.
 
 Tokens are joined as bytes, not as text, so nothing is ever decoded twice: a token costs one look-up and a few bytes.
 """
@@ -13,11 +14,14 @@ from __future__ import annotations
 
 import codecs
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 LONGEST_CHARACTER = 4
 """Bytes of the longest UTF-8 character."""
+
+REPLACEMENT = "\ufffd"
+"""Stands for bytes that are no character."""
 
 
 class Vocabulary(Protocol):
@@ -79,8 +83,10 @@ class Detokenizer:
     def __init__(self, token_bytes: TokenBytes, prompt: Sequence[int] = ()) -> None:
         self._token_bytes = token_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._decoder.decode(b"".join(map(token_bytes.of, prompt[-LONGEST_CHARACTER:])))
-        self._num_held = len(self._decoder.getstate()[0])
+        self._begun_by_prompt = unfinished_end(token_bytes.of, prompt)
+        """Bytes so far of a character that the prompt began, as long as it is neither whole nor broken."""
+        self._decoder.decode(self._begun_by_prompt)
+        self._num_held = len(self._begun_by_prompt)
         """Bytes of a character that is not whole yet."""
         self._tail: deque[int] = deque()
         """Bytes of each of the last tokens that may yet get more text."""
@@ -97,7 +103,7 @@ class Detokenizer:
             if whole is not None:
                 return whole
         new = self._token_bytes.of(token_id)
-        text = self._decoder.decode(new)
+        text = self._without_prompt(self._decoder.decode(new), new)
         self._tail.append(len(new))
         self._num_held = len(self._decoder.getstate()[0])
         num_behind = sum(self._tail)
@@ -106,7 +112,42 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """The output ends here: return U+FFFD if it ends within a character."""
+        """The output ends here: return U+FFFD if it ends within a character of its own."""
         self._tail.clear()
         self._num_held = 0
-        return self._decoder.decode(b"", final=True)
+        return self._without_prompt(self._decoder.decode(b"", final=True), b"")
+
+    def _without_prompt(self, text: str, new: bytes) -> str:
+        """New text less the U+FFFD for a character that the prompt began and nothing completed."""
+        if not self._begun_by_prompt:
+            return text
+        begun = self._begun_by_prompt + new
+        self._begun_by_prompt = b"" if text else begun
+        return text[1:] if text and not is_completed(text, begun) else text
+
+
+def is_completed(text: str, begun: bytes) -> bool:
+    """Whether the first character of a text is one that bytes make up, and no sign that they were none.
+
+    Args:
+        text: what the bytes decode to; not empty.
+        begun: the bytes.
+    """
+    return text[0] != REPLACEMENT or begun.startswith(REPLACEMENT.encode())
+
+
+def unfinished_end(bytes_of: Callable[[int], bytes], tokens: Sequence[int]) -> bytes:
+    """Bytes of the character within which a text ends; none if it ends with a whole one, or with bytes that are none.
+
+    Args:
+        bytes_of: what a token adds to the text.
+        tokens: the text's.
+    """
+    end = b""
+    for token_id in reversed(tokens):
+        end = bytes_of(token_id) + end
+        if len(end) >= LONGEST_CHARACTER:
+            break
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(end)
+    return decoder.getstate()[0]

@@ -64,8 +64,8 @@ class Call:
         self._compiling = compiling
         self._on_close: Callable[[], None] | None = on_close
         self._updates: UpdateStream | None = None
-        self.num_prompt_tokens = 0
-        """Of all its prompts; known once it has started."""
+        self.prompts: list[TokenIds] = []
+        """Known once it has started."""
         self._failure: ApiError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         if spec.timeout_s is not None:
@@ -87,7 +87,7 @@ class Call:
             self._sampling = await self._compiling.compile(self.spec.sampling, self.spec.form_field)
             prompts = await self._tokenising.encode(self.spec.prompts, self._may_go_on)
             self._may_go_on()
-            self.num_prompt_tokens = sum(map(len, prompts))
+            self.prompts = prompts
             prepared = self._prepare(prompts)
             texts = await self._texts(prompts) if self.spec.echo else []
             self._may_go_on()

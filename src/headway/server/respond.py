@@ -71,7 +71,7 @@ class GenerationResponse(Response):
 
     async def _whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._answer.set_prompts(await call.start(final_only=True), call.num_prompt_tokens)
+            self._answer.set_prompts(await call.start(final_only=True), call.prompts)
             outputs: dict[int, RequestOutput] = {}
             while (updates := await call.take()) is not None:
                 outputs.update(_outputs(updates))
@@ -97,7 +97,7 @@ class GenerationResponse(Response):
         keep_alive_s = self._service.options.keep_alive
         begun = False
         try:
-            self._answer.set_prompts(await call.start(final_only=False), call.num_prompt_tokens)
+            self._answer.set_prompts(await call.start(final_only=False), call.prompts)
             while (updates := await call.take(keep_alive_s)) is not None:
                 outputs.update(_outputs(updates))
                 chunks = [chunk for index, update in updates for chunk in self._answer.chunks(index, update)]

@@ -11,6 +11,7 @@ import numpy as np
 
 from headway.core.plan import Int32
 from headway.core.request import PromptTooLong, RequestRefused
+from headway.engine.detokenizer import unfinished_end
 from headway.models.loading import ChatTemplateError, Tokenizer
 from headway.server.protocol.fields import note_taken
 from headway.server.spec import MOST_CHARS_PER_TOKEN, ChatPrompt, PromptInput
@@ -145,12 +146,23 @@ class Tokenising:
         return self._encode_text(text, add_special_tokens=False, any_length=any_length)  # the template writes them
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids, here and now.
+        """Text of ids, here and now. If they end within a character, it has one U+FFFD for that, whatever the tokenizer
+        writes.
 
         Raises:
             RequestRefused: there is no tokenizer.
         """
-        return self._required("tokens").decode(ids, skip_special_tokens=skip_special_tokens)
+        tokenizer = self._required("tokens")
+        hidden = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+
+        def bytes_of(token_id: int) -> bytes:
+            return b"" if token_id in hidden else tokenizer.id_to_bytes(token_id)
+
+        whole = len(ids)
+        while unfinished_end(bytes_of, ids[:whole]):
+            whole -= 1
+        text = tokenizer.decode(ids[:whole], skip_special_tokens=skip_special_tokens)
+        return text + b"".join(map(bytes_of, ids[whole:])).decode(errors="replace")
 
     def _known(self, variables: Mapping[str, Any]) -> dict[str, Any]:
         """Those variables that the chat template knows; if none, the log says once that they have no effect."""

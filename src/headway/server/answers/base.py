@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from headway.core.request import FinishReason
+from headway.engine.detokenizer import unfinished_end
 from headway.engine.outputs import CompletionOutput, RequestOutput, RequestUpdate
 from headway.server.spec import CallSpec
+from headway.server.tokenising import TokenIds
 
 Choice = dict[str, Any]
 
@@ -43,12 +45,15 @@ class Answer(ABC):
         self._bytes_of = bytes_of
         self._special_token_ids = special_token_ids if spec.sampling.skip_special_tokens else frozenset()
         self._prompt_texts: Sequence[str] = ()
+        self._prompt_ends: Sequence[bytes] = ()
+        """Of each prompt the bytes of a character that it begins and does not complete."""
         self._num_prompt_tokens = self._num_generated = 0
 
-    def set_prompts(self, texts: Sequence[str], num_tokens: int) -> None:
-        """The prompts as texts, for answers that repeat them, and how many tokens they have together."""
+    def set_prompts(self, texts: Sequence[str], prompts: Sequence[TokenIds]) -> None:
+        """Take what is known before there is any output: prompts as texts if they are to be repeated, and as tokens."""
         self._prompt_texts = texts
-        self._num_prompt_tokens = num_tokens
+        self._prompt_ends = [unfinished_end(self._text_bytes, prompt) for prompt in prompts]
+        self._num_prompt_tokens = sum(map(len, prompts))
 
     @abstractmethod
     def choices_of(self, index: int, update: RequestUpdate) -> list[Choice]:
@@ -100,6 +105,7 @@ class Answer(ABC):
 
     def _text_bytes(self, token_id: int) -> bytes:
         """What a token adds to the text."""
+        token_id = int(token_id)
         return b"" if token_id in self._special_token_ids else self._bytes_of(token_id)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.logprobs import TokenLogprobs
 from headway.engine.outputs import RequestOutput, RequestUpdate
 from headway.server.answers.base import Answer, Choice, finish
-from headway.server.answers.tokens import Offsets, finite, token_text
+from headway.server.answers.tokens import Offsets, echoed, finite, token_text
 
 SCORED = {"finish_reason": "length", "stop_reason": None}
 """The end of a choice that has no output."""
@@ -28,8 +28,11 @@ class CompletionAnswer(Answer):
     def choices_of(self, index: int, update: RequestUpdate) -> list[Choice]:
         choices = []
         if self.spec.echo and index not in self._begun:
-            choices.append(self._chunk(index, self._prompt_texts[index // self.spec.candidates]))
-        self._begun.add(index)
+            prompt = index // self.spec.candidates
+            if update.text or update.output is not None or not self._prompt_ends[prompt]:
+                self._begun.add(index)
+                text = "" if self.spec.scores_only else update.text
+                choices.append(self._chunk(index, self._echoed(prompt, text, update.token_ids)))
         if not self.spec.scores_only and (update.text or (update.token_ids and self._shows_tokens)):
             choices.append(self._chunk(index, update.text, update))
         if update.output is not None:
@@ -44,7 +47,7 @@ class CompletionAnswer(Answer):
         if self.spec.scores_only:
             text, token_ids, entries, end = "", (), (), SCORED
         if self.spec.echo:
-            text = self._prompt_texts[index // self.spec.n] + text
+            text = self._echoed(index // self.spec.n, text, token_ids) + text
             token_ids = output.prompt_token_ids + token_ids
             entries = (*(output.prompt_logprobs or ()), *entries)
         choice: Choice = {"index": index, "text": text, "logprobs": None, **end}
@@ -53,6 +56,9 @@ class CompletionAnswer(Answer):
         if self.spec.return_token_ids:
             choice["token_ids"] = list(token_ids)
         return choice
+
+    def _echoed(self, prompt: int, text: str, token_ids: Sequence[int]) -> str:
+        return echoed(self._prompt_texts[prompt], self._prompt_ends[prompt], text, token_ids, self._text_bytes)
 
     @property
     def _shows_tokens(self) -> bool:
