@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
+from headway.core.plan import Int32
+
 LONGEST_CHARACTER = 4
 """Bytes of the longest UTF-8 character."""
 
@@ -136,7 +138,7 @@ def is_completed(text: str, begun: bytes) -> bool:
     return text[0] != REPLACEMENT or begun.startswith(REPLACEMENT.encode())
 
 
-def unfinished_end(bytes_of: Callable[[int], bytes], tokens: Sequence[int]) -> bytes:
+def unfinished_end(bytes_of: Callable[[int], bytes], tokens: Sequence[int] | Int32) -> bytes:
     """Bytes of the character within which a text ends; none if it ends with a whole one, or with bytes that are none.
 
     Args:
