@@ -191,6 +191,69 @@ def with_specials(text: str, specials: Sequence[tuple[int, str]]) -> str:
 SOME_PIECES = [b"<call>", b"<end>", b"a", b"b", b"ab", "\u20ac".encode()[:1], "\u20ac".encode()[1:], b"\xff"]
 
 
+def run_specials(pieces: Sequence[bytes], *, ended: bool = False, **sampling: Any) -> TextStream:
+    """Push all pieces as one token each; ``ended`` if the last one ended the output."""
+    tokenizer = SpecialTokenizer(pieces)
+    settings = SamplingParams(logprobs=0, **sampling)
+    stream = TextStream(settings, TokenBytes(tokenizer, skip_special_tokens=settings.skip_special_tokens))
+    for place in range(len(pieces)):
+        stream.push(258 + place, measured(258 + place), has_text=not ended or place < len(pieces) - 1)
+    stream.finish()
+    return stream
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize(
+    ("stop", "text", "num_tokens"),
+    [
+        ("<end>", "ab\n", 1),
+        ("\n<end>", "ab", 1),
+        ("<end>c", "ab\n", 1),
+        ("b\n<end>c", "a", 1),
+        ("<end><call>", None, 4),
+    ],
+)
+def test_a_stop_with_the_text_of_a_special_token(skip: bool, stop: str, text: str | None, num_tokens: int) -> None:
+    stream = run_specials([b"ab\n", b"<end>", b"cd", b"<call>"], stop=(stop,), skip_special_tokens=skip)
+
+    if text is None:
+        text = "ab\ncd" if skip else "ab\n<end>cd<call>"
+        assert stream.stop is None
+    else:
+        assert stream.stop == stop
+    assert (stream.text, len(stream.token_ids), len(stream.logprobs or ())) == (text, num_tokens, num_tokens)
+
+
+@pytest.mark.parametrize("skip", [True, False])
+def test_a_stop_may_end_in_the_token_that_ended_the_output(skip: bool) -> None:
+    stream = run_specials([b"ab", b"\n", b"<end>"], ended=True, stop=("\n<end>",), skip_special_tokens=skip)
+
+    assert (stream.text, stream.token_ids, stream.stop) == ("ab", (258,), "\n<end>")
+
+
+@pytest.mark.parametrize("stop", ["<", "end", ">", "a<", "\n"])
+def test_a_part_of_the_token_that_ended_the_output_is_no_stop(stop: str) -> None:
+    stream = run_specials([b"a", b"<end>"], ended=True, stop=(stop,))
+
+    assert (stream.text, stream.token_ids, stream.stop, stream.specials) == ("a", (258, 259), None, ())
+
+
+def test_a_stop_that_is_wanted_comes_without_what_is_hidden() -> None:
+    pieces, stop = [b"a", b"b", b"<end>", b"c"], ("b<end>",)
+
+    hidden = run_specials(pieces, stop=stop, include_stop_str_in_output=True)
+    shown = run_specials(pieces, stop=stop, include_stop_str_in_output=True, skip_special_tokens=False)
+
+    assert (hidden.text, hidden.token_ids, hidden.specials) == ("ab", (258, 259, 260), ((2, "<end>"),))
+    assert (shown.text, shown.token_ids) == ("ab<end>", (258, 259, 260))
+
+
+def test_special_tokens_within_the_first_min_tokens_do_not_stop() -> None:
+    stream = run_specials([b"a", b"<end>", b"b", b"<end>", b"c"], stop=("<end>",), min_tokens=3, max_tokens=9)
+
+    assert (stream.text, stream.token_ids) == ("ab", (258, 259, 260))
+
+
 @given(
     st.lists(st.sampled_from(range(258, 258 + len(SOME_PIECES))), max_size=12),
     st.lists(st.sampled_from(["ab", "ba", "aab", "b"]), max_size=2),

@@ -11,7 +11,7 @@ from headway.config import SamplingParams
 from headway.core.logprobs import TokenLogprobs
 from headway.core.plan import StepPlan, StepResult
 from headway.core.request import Request
-from tests.engine.builders import BOS, ByteTokenizer, ScriptedExecutor, echo
+from tests.engine.builders import BOS, EOS, ByteTokenizer, ScriptedExecutor, echo
 from tests.server.running import Gate, Running, serving
 
 
@@ -194,6 +194,26 @@ def test_a_stop_string_can_be_kept(server: Running) -> None:
 
     assert texts(body) == ["abc"]
     assert body["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.parametrize(("stop", "text"), [("</s>", "ab\n"), ("\n</s>", "ab"), ("</s>c", "ab\n")])
+@pytest.mark.parametrize("skip", [True, False])
+def test_the_text_of_a_special_token_is_a_stop_string(server: Running, stop: str, text: str, skip: bool) -> None:
+    prompt = [*b"ab\n", EOS, *b"c"]
+    fields = {"stop": stop, "ignore_eos": True, "skip_special_tokens": skip, "max_tokens": 5}
+
+    [choice] = server.complete(prompt, **fields).json()["choices"]
+    events = server.stream("/v1/completions", {"prompt": prompt, **fields})
+
+    assert (choice["text"], choice["stop_reason"]) == (text, stop)
+    assert "".join(event["choices"][0]["text"] for event in events) == text
+    assert events[-1]["choices"][0]["stop_reason"] == stop
+
+
+def test_a_stop_string_may_end_in_the_token_that_ends_the_text(server: Running) -> None:
+    [choice] = server.complete([*b"ab\n", EOS], stop="\n</s>", max_tokens=9).json()["choices"]
+
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == ("ab", "stop", "\n</s>")
 
 
 def test_stop_token_ids_end_the_text(server: Running) -> None:

@@ -48,7 +48,8 @@ class TokenBytes:
     def __init__(self, vocabulary: Vocabulary, *, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
         self._texts: dict[int, str | None] = {}
-        self._hidden = frozenset(vocabulary.special_token_ids if skip_special_tokens else ())
+        self._special = frozenset(vocabulary.special_token_ids)
+        self._hidden = self._special if skip_special_tokens else frozenset()
         self._bytes = dict.fromkeys(sorted(self._hidden), b"")
 
     def of(self, token_id: int) -> bytes:
@@ -60,7 +61,11 @@ class TokenBytes:
 
     def hidden_text_of(self, token_id: int) -> str | None:
         """The text of a special token that leaves none; ``None`` for all others."""
-        if token_id not in self._hidden:
+        return self.special_text_of(token_id) if token_id in self._hidden else None
+
+    def special_text_of(self, token_id: int) -> str | None:
+        """The text of a special token, whether it leaves it or not; ``None`` for all others."""
+        if token_id not in self._special:
             return None
         return self._vocabulary.id_to_bytes(token_id).decode(errors="replace")
 

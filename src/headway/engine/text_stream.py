@@ -2,6 +2,9 @@
 
 A token is let go once all of its text is. If a stop string ends the output, the tokens go with the text: those that
 have some of the text before the cut are part of the output, those behind it are not, nor are their log probabilities.
+
+Stop strings are looked for in the text with what special tokens stand for, that of the one which ended the output
+included; clients get the text without those that are to leave none.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from headway.config import SamplingParams
 from headway.core.logprobs import TokenLogprobs
 from headway.engine.detokenizer import Detokenizer, TokenBytes
 from headway.engine.outputs import Special
-from headway.engine.stop_strings import Match, StopStringFinder
+from headway.engine.stop_strings import Match, Run, StopStringFinder, shown_text
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,18 @@ class TextStream:
         self._token_ids.append(token_id)
         if self._logprobs is not None:
             self._logprobs.append(logprobs)
-        fresh, num_pending = "", 0
+        fresh: list[Run] = []
+        num_pending = 0
         if self._detokenizer is not None and self._token_bytes is not None:
-            hidden = self._token_bytes.hidden_text_of(token_id) if has_text else None
-            if hidden is not None:
-                self._specials.append((self._num_chars, hidden))
-                self._special_tokens.append(len(self._token_ids) - 1)
-            fresh = self._detokenizer.push(token_id) if has_text else self._detokenizer.flush()
+            if has_text:
+                hidden = self._token_bytes.hidden_text_of(token_id)
+                if hidden is not None:
+                    self._specials.append((self._num_chars, hidden))
+                    self._special_tokens.append(len(self._token_ids) - 1)
+                fresh = [Run(self._detokenizer.push(token_id)), Run(hidden or "", hidden=True)]
+            else:
+                end = self._token_bytes.special_text_of(token_id)
+                fresh = [Run(self._detokenizer.flush()), Run(end or "", hidden=True)]
             num_pending = self._detokenizer.num_pending
         self._let_go(fresh, len(self._token_ids) - num_pending, last=False)
 
@@ -127,7 +135,7 @@ class TextStream:
         fresh = self._detokenizer.flush() if self._detokenizer is not None else ""
         if self._cutter is not None and not look_for_stop:
             self._cutter.give_up()
-        self._let_go(fresh, len(self._token_ids), last=True)
+        self._let_go([Run(fresh)], len(self._token_ids), last=True)
 
     def take(self) -> Piece:
         """What was let go since the last call."""
@@ -146,26 +154,27 @@ class TextStream:
             tuple((place - start, hidden) for place, hidden in specials),
         )
 
-    def _let_go(self, fresh: str, num_known: int, *, last: bool) -> None:
+    def _let_go(self, fresh: list[Run], num_known: int, *, last: bool) -> None:
         """New text is certain, and with it all text of the first ``num_known`` tokens."""
-        self._num_chars += len(fresh)
+        text = shown_text(fresh)
+        self._num_chars += len(text)
         if self._cutter is None:
             self._num_released = num_known
         else:
-            fresh, self._num_released, self.stop = self._cutter.feed(fresh, len(self._token_ids), num_known, last=last)
-        if fresh:
-            self._texts.append(fresh)
+            text, self._num_released, self.stop = self._cutter.feed(fresh, len(self._token_ids), num_known, last=last)
+        if text:
+            self._texts.append(text)
 
 
 class _Cutter:
     """Holds back text that may be part of a stop string, and the tokens that have some of that text."""
 
     def __init__(self, sampling: SamplingParams) -> None:
-        self._finder = StopStringFinder(sampling.stop)
+        self._finder = StopStringFinder(sampling.stop, keep=sampling.include_stop_str_in_output)
         self._keeps_stop = sampling.include_stop_str_in_output
         self._min_tokens = sampling.min_tokens
         self._num_chars = 0
-        """Characters of text so far."""
+        """Characters of text so far, those of hidden runs included, as in all places here."""
         self._starts: list[int] = []
         """Per token, where in the text it begins."""
         self._ends: list[int] = []
@@ -176,24 +185,24 @@ class _Cutter:
         """Let no stop string be found any more."""
         self._finder.floor = sys.maxsize
 
-    def feed(self, fresh: str, num_tokens: int, num_known: int, *, last: bool) -> tuple[str, int, str | None]:
+    def feed(self, fresh: list[Run], num_tokens: int, num_known: int, *, last: bool) -> tuple[str, int, str | None]:
         """Take in text, which is that of the first ``num_known`` of ``num_tokens`` tokens.
 
         Returns:
             The text that is let go; how many tokens are, in all; the stop string that was found.
         """
         self._starts.extend([self._num_chars] * (num_tokens - len(self._starts)))
-        self._num_chars += len(fresh)
+        self._num_chars += sum(len(run.text) for run in fresh)
         self._ends.extend([self._num_chars] * (num_known - len(self._ends)))
         if num_tokens < self._min_tokens:
             self._finder.floor = max(self._finder.floor, self._num_chars)
-        text, match = self._finder.feed(fresh, last=last)
+        runs, match = self._finder.feed(fresh, last=last)
         while self._num_released < len(self._ends) and self._ends[self._num_released] <= self._finder.position:
             self._num_released += 1
         if match is None:
-            return text, self._num_released, None
+            return shown_text(runs), self._num_released, None
         self._cut(match, num_tokens)
-        return text + match.stop if self._keeps_stop else text, self._num_released, match.stop
+        return shown_text(runs), self._num_released, match.stop
 
     def _cut(self, match: Match, num_tokens: int) -> None:
         """Release the tokens that have some of the text that is left."""
