@@ -17,6 +17,28 @@ from headway.sim.fake import FakeExecutor
 from tests.engine.builders import ScriptedExecutor, echo, make_scheduler, ticking_clock
 
 
+def test_an_end_of_text_id_that_the_client_names_is_its_stop() -> None:
+    """With the model's own end ignored, what ends the output is the client's, and is said so."""
+    ends = {}
+    for name, sampling in {
+        "own": SamplingParams(max_tokens=9),
+        "named": SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(257,)),
+        "both": SamplingParams(max_tokens=9, stop_token_ids=(257,)),
+        "late": SamplingParams(max_tokens=9, ignore_eos=True, stop_token_ids=(257,), min_tokens=9),
+    }.items():
+        run = Run(ScriptedExecutor(lambda name, prompt: [7, 257] * 5))
+        run.loop.add(Request(name, [1, 2], sampling, eos_token_ids=(257,)))
+        run._names[1], run.tokens[name] = name, []
+        ends[name] = run.drain().ends[name]
+
+    assert {name: (end.reason.value, end.stop_token_id) for name, end in ends.items()} == {
+        "own": ("stop", None),
+        "named": ("stop", 257),
+        "both": ("stop", None),
+        "late": ("length", None),
+    }
+
+
 class Run:
     """A loop over a small scheduler, without text, and what came out of it.
 

@@ -94,6 +94,7 @@ class Driver:
             block_ids=(),
             sampling=SamplingParams(**{"temperature": 0.0, "max_tokens": None, **sampling}),
             resumed=num_prompt is not None,
+            ending_token_ids=(EOS,),
         )
         self._requests[slot] = row
         self._known[slot], self._computed[slot], self._held[slot] = len(tokens), 0, []

@@ -64,8 +64,9 @@ def bits_of(allowed: set[int], vocab_size: int) -> np.ndarray:
 
 def sample(logits: torch.Tensor, params: SamplingParams, allowed: set[int] | None = None) -> tuple[int, bool]:
     vocab_size = logits.shape[1]
-    columns = SlotParameters(1, vocab_size, (EOS,), seed=0)
-    columns.admit(AdmittedRow(0, 5, "r", np.array(TOKENS, np.int32), NUM_PROMPT, 0, (), params, False))
+    columns = SlotParameters(1, vocab_size, seed=0)
+    tokens, ending = np.array(TOKENS, np.int32), (EOS, *params.stop_token_ids)
+    columns.admit(AdmittedRow(0, 5, "r", tokens, NUM_PROMPT, 0, (), params, False, ending))
     masks = None if allowed is None else RowMasks(np.zeros(1, np.int64), bits_of(allowed, vocab_size))
     table = torch.tensor([TOKENS], dtype=torch.int32)
     result = Sampler(columns).sample(logits, np.zeros(1, np.int32), np.array([len(TOKENS)]), table, masks)

@@ -23,7 +23,8 @@ SLOTS = 6
 
 def make_row(slot: int, tokens: list[int], num_prompt: int, handle: int = 5, **sampling: Any) -> AdmittedRow:
     params = SamplingParams(**{"temperature": 0.0, "max_tokens": None, **sampling})
-    return AdmittedRow(slot, handle, "r", np.array(tokens, np.int32), num_prompt, 0, (), params, False)
+    ending = params.stop_token_ids + (() if params.ignore_eos else (EOS,))
+    return AdmittedRow(slot, handle, "r", np.array(tokens, np.int32), num_prompt, 0, (), params, False, ending)
 
 
 def make_logits(n: int = 1, seed: int = 0) -> torch.Tensor:
@@ -32,7 +33,7 @@ def make_logits(n: int = 1, seed: int = 0) -> torch.Tensor:
 
 def sample(rows: list[AdmittedRow], logits: torch.Tensor) -> SampledRows:
     """Sample the token after the last one of each row; the logits are changed."""
-    parameters = SlotParameters(SLOTS, VOCAB, (EOS,), seed=0)
+    parameters = SlotParameters(SLOTS, VOCAB, seed=0)
     table = torch.zeros(SLOTS, 40, dtype=torch.int32)
     for row in rows:
         parameters.admit(row)
@@ -93,11 +94,11 @@ def test_edits_of_one_row_leave_the_others_alone() -> None:
 
 
 def test_a_slot_forgets_the_request_before() -> None:
-    parameters = SlotParameters(SLOTS, VOCAB, (EOS,), seed=0)
+    parameters = SlotParameters(SLOTS, VOCAB, seed=0)
     asks = {"logit_bias": {1: 5.0}, "min_tokens": 5, "frequency_penalty": 1.0, "logprobs": 2, "prompt_logprobs": 1}
     parameters.admit(make_row(0, TOKENS, 2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.5, seed=3, **asks))
     parameters.admit(make_row(0, TOKENS, 2))
-    fresh = SlotParameters(SLOTS, VOCAB, (EOS,), seed=0)
+    fresh = SlotParameters(SLOTS, VOCAB, seed=0)
     fresh.admit(make_row(0, TOKENS, 2))
     columns = [name for name, value in vars(fresh).items() if isinstance(value, np.ndarray)]
     assert {name: getattr(parameters, name)[0] for name in columns} == {
@@ -182,7 +183,7 @@ def test_more_alternatives_than_tokens_give_all() -> None:
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_a_bias_outside_the_vocabulary_is_refused(token: int) -> None:
     with pytest.raises(ConfigError, match="logit_bias"):
-        SlotParameters(SLOTS, VOCAB, (EOS,), seed=0).admit(make_row(0, TOKENS, 4, logit_bias={token: 1.0}))
+        SlotParameters(SLOTS, VOCAB, seed=0).admit(make_row(0, TOKENS, 4, logit_bias={token: 1.0}))
 
 
 def test_stop_ids_outside_the_vocabulary_do_not_matter() -> None:

@@ -63,6 +63,18 @@ def test_every_answer_can_be_read_errors_and_streams_too() -> None:
         assert all("X-Request-Id" in answer.headers["access-control-expose-headers"] for answer in answers)
 
 
+def test_answers_of_a_server_that_cannot_serve_can_be_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(options={"allowed_origins": (ORIGIN,)}, max_num_queued_reqs=0) as server:
+        turned_away = server.post("/v1/completions", {"prompt": "a"}, headers={"Origin": ORIGIN})
+        monkeypatch.setattr(type(server.service), "model", None)  # a bug
+        broken = server.http.get("/v1/models/bytes", headers={"Origin": ORIGIN})
+
+    assert (turned_away.status_code, broken.status_code) == (503, 500)
+    for answer in (turned_away, broken):
+        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        assert "Retry-After" in answer.headers["access-control-expose-headers"]
+
+
 def test_methods_and_headers_can_be_narrowed() -> None:
     options = {"allowed_origins": (ORIGIN,), "allowed_methods": ("GET",), "allowed_headers": ("X-Mine",)}
     with serving(options=options) as server:

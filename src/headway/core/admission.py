@@ -410,4 +410,5 @@ def admitted_row(state: SchedulerState, admission: Admission) -> AdmittedRow:
         block_ids=tuple(ids.copy() for ids in columns.block_ids(slot)),
         sampling=request.sampling,
         resumed=admission.resumed,
+        ending_token_ids=request.ending_token_ids,
     )

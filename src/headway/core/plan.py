@@ -35,6 +35,7 @@ class AdmittedRow:
         block_ids: per cache group, int32[held]: the block table, including the blocks taken in this step.
         sampling: how to choose its tokens.
         resumed: whether it ran before and was preempted.
+        ending_token_ids: ids that end the output, and must not be sampled before ``sampling.min_tokens``.
     """
 
     slot: int
@@ -46,6 +47,7 @@ class AdmittedRow:
     block_ids: tuple[Int32, ...]
     sampling: SamplingParams
     resumed: bool
+    ending_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -188,8 +188,12 @@ class Request:
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
         """Ids that end the output, end-of-text first (unless ignored), then the client's stop ids."""
-        eos = () if self.sampling.ignore_eos else self.eos_token_ids
-        return eos + self.sampling.stop_token_ids
+        return self.end_of_text_ids + self.sampling.stop_token_ids
+
+    @property
+    def end_of_text_ids(self) -> tuple[int, ...]:
+        """Ids that end the output as the model's own end, not as a stop that the client named."""
+        return () if self.sampling.ignore_eos else self.eos_token_ids
 
     @property
     def takes_hits(self) -> bool:

@@ -130,7 +130,7 @@ class SchedulerState:
             self.output_lengths.add(request.num_output_tokens)
         del self.live[request.request_id]
         stop_token_id = None
-        if reason is FinishReason.STOP and request.tokens[-1] not in request.eos_token_ids:
+        if reason is FinishReason.STOP and request.tokens[-1] not in request.end_of_text_ids:
             stop_token_id = int(request.tokens[-1])
         event = Finished(
             request.handle,

@@ -161,7 +161,7 @@ class ModelExecutor:
             num_groups=cache.num_groups,
             device=self.device,
         )
-        self._parameters = SlotParameters(max_num_seqs, model.config.vocab_size, model.config.eos_token_ids, seed)
+        self._parameters = SlotParameters(max_num_seqs, model.config.vocab_size, seed)
         self._sampler = Sampler(self._parameters)
         self._forms = FormKeeper(grammars, max_num_seqs, model.config.vocab_size)
         self._pending: deque[_PendingStep] = deque()

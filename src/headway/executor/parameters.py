@@ -22,9 +22,8 @@ class SlotParameters:
         num_logprobs, num_prompt_logprobs: alternatives asked for; ``NOT_ASKED`` if no log probabilities are wanted.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, eos_token_ids: tuple[int, ...], seed: int) -> None:
+    def __init__(self, max_num_seqs: int, vocab_size: int, seed: int) -> None:
         self._vocab_size = vocab_size
-        self._eos_token_ids = eos_token_ids
         self._seed = seed
         self.num_prompt = np.zeros(max_num_seqs, np.int64)
         self.temperature = np.zeros(max_num_seqs)
@@ -64,8 +63,8 @@ class SlotParameters:
         self.keys[slot] = request_key(params.seed, self._seed, row.handle)
         self.num_logprobs[slot] = NOT_ASKED if params.logprobs is None else params.logprobs
         self.num_prompt_logprobs[slot] = NOT_ASKED if params.prompt_logprobs is None else params.prompt_logprobs
-        stop_ids = params.stop_token_ids + (() if params.ignore_eos else self._eos_token_ids)
-        self.stop_ids[slot] = np.array([token for token in stop_ids if token < self._vocab_size], np.int64)
+        ending = [token for token in row.ending_token_ids if token < self._vocab_size]
+        self.stop_ids[slot] = np.array(ending, np.int64)
         self.min_tokens[slot] = params.min_tokens if len(self.stop_ids[slot]) else 0
         self.biased[slot] = False
         if params.logit_bias:
