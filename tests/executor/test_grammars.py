@@ -158,7 +158,7 @@ def test_a_token_that_does_not_fit_is_an_error(grammars: GuidanceGrammars) -> No
         (Structured.json('{"enum": []}'), "Unsatisfiable schema"),
         (Structured.json("[1]"), "must be a JSON schema"),
         (Structured.json("{"), "Expecting property name"),
-        (Structured.json('{"a":' * 100000), "recursion"),
+        (Structured("json", '{"a":' * 100000), "more than 100 deep"),
         (Structured.regex("(a"), "unclosed group"),
         (Structured.regex("(?=a)b"), "look-around"),
         (Structured.regex("\ud83d"), "surrogates not allowed"),
