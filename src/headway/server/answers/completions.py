@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.logprobs import TokenLogprobs
 from headway.engine.outputs import RequestOutput, RequestUpdate
 from headway.server.answers.base import Answer, Choice, finish
-from headway.server.answers.tokens import Offsets, echoed, finite, token_text
+from headway.server.answers.tokens import Offsets, echoed, finite, prompt_places, token_text
 
 SCORED = {"finish_reason": "length", "stop_reason": None}
 """The end of a choice that has no output."""
@@ -46,19 +46,31 @@ class CompletionAnswer(Answer):
         entries: Sequence[TokenLogprobs | None] = completion.logprobs or ()
         if self.spec.scores_only:
             text, token_ids, entries, end = "", (), (), SCORED
+        prompt, before = index // self.spec.n, ""
         if self.spec.echo:
-            text = self._echoed(index // self.spec.n, text, token_ids) + text
-            token_ids = output.prompt_token_ids + token_ids
+            before = self._echoed(prompt, text, token_ids)
+        offsets = Offsets(self._text_bytes, self._prompt_ends[prompt], len(before))
+        places = [offsets.next(token_id) for token_id in token_ids] if self.spec.wants_logprobs else []
+        if self.spec.echo:
             entries = (*(output.prompt_logprobs or ()), *entries)
-        choice: Choice = {"index": index, "text": text, "logprobs": None, **end}
+            if self.spec.wants_logprobs:
+                places = self._prompt_places(prompt, output.prompt_token_ids, before) + places
+            token_ids = output.prompt_token_ids + token_ids
+        choice: Choice = {"index": index, "text": before + text, "logprobs": None, **end}
         if self.spec.wants_logprobs:
-            choice["logprobs"] = self._logprobs(token_ids, entries, Offsets(self._text_bytes))
+            choice["logprobs"] = self._logprobs(token_ids, entries, places)
         if self.spec.return_token_ids:
             choice["token_ids"] = list(token_ids)
         return choice
 
     def _echoed(self, prompt: int, text: str, token_ids: Sequence[int]) -> str:
         return echoed(self._prompt_texts[prompt], self._prompt_ends[prompt], text, token_ids, self._text_bytes)
+
+    def _prompt_places(self, prompt: int, token_ids: Sequence[int], shown: str) -> list[int]:
+        """Where the tokens of a prompt begin in it, as it is shown."""
+        if isinstance(self.spec.prompts[prompt], str):  # it may have special tokens spelled out
+            return prompt_places(token_ids, shown, self._bytes_of, self._special_token_ids)
+        return prompt_places(token_ids, shown, self._text_bytes, self._special_token_ids)
 
     @property
     def _shows_tokens(self) -> bool:
@@ -69,21 +81,23 @@ class CompletionAnswer(Answer):
         if update is None:
             return choice
         if self.spec.wants_logprobs:
-            offsets = self._offsets.setdefault(index, Offsets(self._text_bytes))
-            choice["logprobs"] = self._logprobs(update.token_ids, update.logprobs or (), offsets)
+            end = self._prompt_ends[index // self.spec.candidates]
+            offsets = self._offsets.setdefault(index, Offsets(self._text_bytes, end))
+            places = [offsets.next(token_id) for token_id in update.token_ids]
+            choice["logprobs"] = self._logprobs(update.token_ids, update.logprobs or (), places)
         if self.spec.return_token_ids:
             choice["token_ids"] = list(update.token_ids)
         return choice
 
     def _logprobs(
-        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], offsets: Offsets
+        self, token_ids: Sequence[int], entries: Sequence[TokenLogprobs | None], places: Sequence[int]
     ) -> dict[str, Any]:
         """Parallel lists, one entry per token; the first token of a prompt has no probability."""
         return {
             "tokens": [token_text(self._bytes_of(token_id)) for token_id in token_ids],
             "token_logprobs": [None if entry is None else finite(entry.logprob) for entry in entries],
             "top_logprobs": [None if entry is None else self._top(entry) for entry in entries],
-            "text_offset": [offsets.next(token_id) for token_id in token_ids],
+            "text_offset": list(places),
         }
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:

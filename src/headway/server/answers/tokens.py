@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+
+from headway.engine.detokenizer import is_completed
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
@@ -40,19 +43,64 @@ def echoed(prompt: str, end: bytes, text: str, token_ids: Sequence[int], bytes_o
 
 
 class Offsets:
-    """Where tokens begin in the text of one choice, in characters.
+    """Where tokens begin in the text that they add up to, in characters.
 
     Args:
         bytes_of: what a token adds to the text.
+        begun: bytes of a character that stands before the tokens and is not complete.
+        start: place of the first token.
     """
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+    def __init__(self, bytes_of: Callable[[int], bytes], begun: bytes = b"", start: int = 0) -> None:
         self._bytes_of = bytes_of
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._num_chars = 0
+        self._decoder.decode(begun)
+        self._is_before = bool(begun)
+        """Whether the bytes that wait for the rest of their character are from before the first token."""
+        self.place = start
+        """Characters of text so far."""
 
     def next(self, token_id: int) -> int:
         """The place of the next token."""
-        place = self._num_chars
-        self._num_chars += len(self._decoder.decode(self._bytes_of(token_id)))
+        waiting, new = self._decoder.getstate()[0], self._bytes_of(token_id)
+        text = self._decoder.decode(new[:1])
+        if text and waiting and not is_completed(text, waiting + new[:1]):
+            self.place += not self._is_before
+            text, self._is_before = text[1:], False
+        place = self.place
+        text += self._decoder.decode(new[1:])
+        self.place += len(text)
+        self._is_before = self._is_before and not text
         return place
+
+
+def prompt_places(
+    token_ids: Sequence[int], shown: str, bytes_of: Callable[[int], bytes], special: Collection[int]
+) -> list[int]:
+    """Where the tokens of a prompt begin in its text as it is shown, in characters.
+
+    That may be other than what the tokens add up to: tokenizers add a space in front, also behind a special token, and
+    special tokens are in the text or not.
+
+    Args:
+        token_ids: the prompt.
+        shown: its text.
+        bytes_of: what a token adds to a text; a special one, if it is shown.
+        special: ids that may be left out.
+    """
+    places: list[int] = []
+    place = 0
+    for is_special, run in groupby(token_ids, special.__contains__):
+        if is_special:
+            for token_id in run:
+                places.append(place)
+                text = bytes_of(token_id).decode(errors="replace")
+                place += len(text) if shown.startswith(text, place) else 0
+            continue
+        tokens, offsets = list(run), Offsets(bytes_of)
+        begins = [offsets.next(token_id) for token_id in tokens]
+        text = b"".join(map(bytes_of, tokens)).decode(errors="ignore")
+        added = int(text.startswith(" ") and not shown.startswith(text, place) and shown.startswith(text[1:], place))
+        places += [min(place + max(0, begin - added), len(shown)) for begin in begins]
+        place = min(place + offsets.place - added, len(shown))
+    return places
