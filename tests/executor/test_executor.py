@@ -18,12 +18,14 @@ from tests.executor.builders import BLOCK, VOCAB, Driver, ToyModel, make_executo
 
 PROMPT = [7, 3, 9, 9, 21, 4, 30, 2, 8, 11]
 OTHER = [12, 13, 14]
+BANNED = ((1,), (2, 3), (11, 4), *((first, second) for first in range(20) for second in range(20)))
 SAMPLINGS: list[dict[str, Any]] = [
     {},
     {"temperature": 1.0, "seed": 42},
     {"temperature": 1.5, "handle": 9, "top_k": 20, "top_p": 0.9},
     {"temperature": 0.9, "seed": 1, "repetition_penalty": 1.5, "presence_penalty": 1.0, "frequency_penalty": 0.7},
     {"repetition_penalty": 1.8, "frequency_penalty": 0.3, "min_tokens": 5},
+    {"temperature": 1.2, "seed": 3, "bad_token_ids": BANNED},
 ]
 
 

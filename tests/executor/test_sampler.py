@@ -52,6 +52,9 @@ def edited(logits: np.ndarray, row: AdmittedRow) -> np.ndarray:
         out[token] -= params.presence_penalty + params.frequency_penalty * output.count(token)
     for token, value in params.logit_bias.items():
         out[token] += value
+    for *before, last in params.bad_token_ids:
+        if output[len(output) - len(before) :] == before:
+            out[last] = -np.inf
     if len(output) < params.min_tokens:
         for token in params.stop_token_ids + (() if params.ignore_eos else (EOS,)):
             out[token] = -np.inf
@@ -72,6 +75,18 @@ EDITS: list[Mapping[str, Any]] = [
     {"min_tokens": 6, "stop_token_ids": (4, 6)},
     {"min_tokens": 7, "stop_token_ids": (4,), "ignore_eos": True},
     {"min_tokens": 9, "logit_bias": {2: 50.0}, "frequency_penalty": 1.0},
+    {
+        "bad_token_ids": (
+            (13,),
+            (29, 21),
+            (9, 29, 13),
+            (29, 0),
+            (29, 28, 1),
+            (7, 3, 7, 7, 9, 29, 4),
+            (4, 7, 3, 7, 7, 9, 29, 5),
+        )
+    },
+    {"bad_token_ids": ((9, 29, 13), (21,)), "logit_bias": {13: 50.0, 21: 50.0}, "min_tokens": 8},
 ]
 
 
@@ -95,7 +110,14 @@ def test_edits_of_one_row_leave_the_others_alone() -> None:
 
 def test_a_slot_forgets_the_request_before() -> None:
     parameters = SlotParameters(SLOTS, VOCAB, seed=0)
-    asks = {"logit_bias": {1: 5.0}, "min_tokens": 5, "frequency_penalty": 1.0, "logprobs": 2, "prompt_logprobs": 1}
+    asks = {
+        "logit_bias": {1: 5.0},
+        "bad_token_ids": ((3,),),
+        "min_tokens": 5,
+        "frequency_penalty": 1.0,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+    }
     parameters.admit(make_row(0, TOKENS, 2, temperature=1.0, top_k=3, top_p=0.5, min_p=0.5, seed=3, **asks))
     parameters.admit(make_row(0, TOKENS, 2))
     fresh = SlotParameters(SLOTS, VOCAB, seed=0)

@@ -346,3 +346,20 @@ def test_urgent_requests_go_first_under_the_priority_policy() -> None:
         server.rest()
 
     assert order == ["first", "p1", "p2", "p3"]
+
+
+def test_bad_words_reach_the_sampler_as_tokens(server: Running, executor: Watched) -> None:
+    server.complete("abc", bad_words=["x", " yz"], n=2, max_tokens=2)
+
+    first, second = list(executor.sampling.values())[-2:]
+    assert first.bad_token_ids == second.bad_token_ids == ((ord("x"),), tuple(b"yz"))
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [([""], "invalid_value"), (["a"] * 101, "limit_exceeded"), (["a" * 257], "limit_exceeded")]
+)
+def test_bad_words_have_bounds(server: Running, words: list[str], code: str) -> None:
+    response = server.complete("abc", bad_words=words)
+
+    assert response.status_code == 400
+    assert (response.json()["error"]["param"], response.json()["error"]["code"]) == ("bad_words", code)

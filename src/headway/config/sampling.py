@@ -54,6 +54,10 @@ class SamplingParams(Checked):
     seed: int | None = option(None, help="Same seed, same tokens, whatever else is in the batch.")
     stop: tuple[str, ...] = option((), help="Strings that end the output; they are not returned.")
     stop_token_ids: tuple[int, ...] = option((), help="Token ids that end the output.")
+    bad_words: tuple[str, ...] = option((), help="Words that must not come, neither with a space in front nor without.")
+    bad_token_ids: tuple[tuple[int, ...], ...] = option(
+        (), help="Token sequences that must not come; those of bad_words are added.", flag=False
+    )
     ignore_eos: bool = option(False, help="Go on after the end-of-text token.")
     include_stop_str_in_output: bool = option(False, help="Return the stop string as well.")
     skip_special_tokens: bool = option(True, help="Leave special tokens out of the text.")
@@ -74,6 +78,7 @@ class SamplingParams(Checked):
             raise ConfigError("stop", self.stop, "must be a tuple of strings, or each of its characters would stop")
         if any(not text for text in self.stop):
             raise ConfigError("stop", self.stop, "must not contain an empty string")
+        self._check_bad_words()
         if any(token < 0 for token in self.stop_token_ids):
             raise ConfigError("stop_token_ids", self.stop_token_ids, "must not contain negative ids")
         for token, bias in self.logit_bias.items():
@@ -84,6 +89,14 @@ class SamplingParams(Checked):
             raise ConfigError("structured", self.structured, "must be a Structured, such as Structured.regex makes")
         if self.structured is not None and self.ignore_eos:
             raise ConfigError("ignore_eos", True, "cannot go with structured, where the end-of-text token is the end")
+
+    def _check_bad_words(self) -> None:
+        if any(token < 0 for tokens in self.bad_token_ids for token in tokens):
+            raise ConfigError("bad_token_ids", self.bad_token_ids, "must not contain negative ids")
+        if any(not word for word in self.bad_words):
+            raise ConfigError("bad_words", self.bad_words, "must not contain an empty string")
+        if not all(self.bad_token_ids):
+            raise ConfigError("bad_token_ids", self.bad_token_ids, "must not contain an empty sequence")
 
     @property
     def greedy(self) -> bool:

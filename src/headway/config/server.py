@@ -70,7 +70,8 @@ class ServerOptions(Checked):
     )
     max_logprobs: int = option(20, help="Most alternatives per token.", minimum=0, maximum=100)
     max_stop: int = option(16, help="Most stop strings, and most stop token ids, of one call.", minimum=0)
-    max_stop_chars: int = option(256, help="Longest stop string.", unit="characters", minimum=1)
+    max_stop_chars: int = option(256, help="Longest stop string, and longest bad word.", unit="characters", minimum=1)
+    max_bad_words: int = option(100, help="Most bad words of one call.", minimum=0)
     max_logit_bias: int = option(300, help="Most entries of a logit bias.", minimum=0)
     max_form_chars: int = option(
         65536, help="Longest JSON schema, list of choices or grammar that an output can be kept to.", unit="characters"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from math import inf
 from typing import Any
 
@@ -14,6 +15,7 @@ from headway.core.plan import Int32
 from headway.core.policies import SLO_CLASSES
 from headway.core.request import Request, RequestRefused
 from headway.core.scheduler import Scheduler
+from headway.engine.bad_words import banned_sequences
 from headway.engine.loop import EngineLoop, StepReport
 from headway.engine.metrics import EngineMetrics, MemoryUse
 from headway.engine.outputs import RequestUpdate
@@ -123,6 +125,7 @@ class Engine:
             raise RuntimeError("the engine is closed")
         try:
             sampling = self._with_compiled_form(sampling if sampling is not None else SamplingParams())
+            sampling = self.with_bad_words(sampling)
             self._check_numbers(sampling, priority)
             _check_deadline(deadline_s, slo)
             request = Request(
@@ -271,10 +274,34 @@ class Engine:
         except ConfigError as error:
             raise RequestRefused(error.field, error.value, None, str(error)) from error
 
+    def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
+        """The same parameters, bad words as tokens. May be called from any thread.
+
+        Raises:
+            RequestRefused: there is no tokenizer, or a word cannot be encoded.
+        """
+        if not sampling.bad_words:
+            return sampling
+        if self.tokenizer is None:
+            raise RequestRefused("bad_words", sampling.bad_words[0], None, "this engine has no tokenizer for bad_words")
+        try:
+            sequences = banned_sequences(sampling.bad_words, self.tokenizer)
+        except (TypeError, UnicodeError) as error:
+            message = f"bad_words cannot be encoded: {error}"
+            raise RequestRefused("bad_words", len(sampling.bad_words), None, message) from error
+        # Tokens that the model has no scores for cannot come anyway.
+        sequences = tuple(tokens for tokens in sequences if max(tokens) < self.vocab_size)
+        return replace(sampling, bad_words=(), bad_token_ids=(*sampling.bad_token_ids, *sequences))
+
     def _check_numbers(self, sampling: SamplingParams, priority: int) -> None:
         """Refuse what cannot be put into the columns: one such request must not break the step of the others."""
         last = self.vocab_size - 1
-        for name, ids in (("logit_bias", tuple(sampling.logit_bias)), ("stop_token_ids", sampling.stop_token_ids)):
+        named = {
+            "logit_bias": tuple(sampling.logit_bias),
+            "stop_token_ids": sampling.stop_token_ids,
+            "bad_token_ids": tuple(chain.from_iterable(sampling.bad_token_ids)),
+        }
+        for name, ids in named.items():
             for token_id in ids:
                 if not 0 <= token_id <= last:
                     message = f"{name} names token {token_id}; ids go from 0 to {last}"

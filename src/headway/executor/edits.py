@@ -1,4 +1,4 @@
-"""Changes to the logits before the draw, in this order: form, penalties, logit bias, tokens not allowed yet.
+"""Changes to the logits before the draw, in this order: form, penalties, logit bias, bad words, tokens not allowed yet.
 
 Penalties keep no counts. They read the tokens of the request from the token table in the step that samples, which
 holds the prompt, the outputs and, on the device, also the samples still in flight. So there is nothing to rebuild when

@@ -70,11 +70,13 @@ class _PendingStep:
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STEP_PARTS, 0.0))
     moments: list[Moment] = field(default_factory=list)
 
-    def fail_bad(self, row: int) -> None:
-        """Nothing could be sampled for a row."""
+    def fail_bad(self, row: int, *, is_banned: bool) -> None:
+        """Nothing could be sampled for a row; ``is_banned`` if token sequences are banned in it."""
         message = "the model's scores have no finite maximum, so no token could be sampled"
         if self.constrained is not None and row in self.rows[self.constrained.rows]:
             message = f"{FAILED}no token is left that its form and its other parameters allow"
+        elif is_banned:
+            message = "no token is left that its bad words and its other parameters allow"
         self.failed.setdefault(row, message)
 
     def lap(self, part: str, start: float) -> float:
@@ -310,7 +312,7 @@ class ModelExecutor:
         plan = step.plan
         if step.sampled is not None:
             for row in step.rows[step.sampled.bad.cpu().numpy()].tolist():
-                step.fail_bad(row)
+                step.fail_bad(row, is_banned=bool(self._parameters.banned[plan.slots[row]]))
         failed = dict(step.failed)
         if self._broken:
             earlier = ((row, self._broken.get(slot)) for row, slot in enumerate(plan.slots.tolist()))

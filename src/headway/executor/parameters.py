@@ -6,6 +6,7 @@ import numpy as np
 
 from headway.config import ConfigError
 from headway.core.plan import AdmittedRow, Int64
+from headway.executor.bans import Bans
 from headway.executor.edits import Float32
 from headway.executor.randomness import request_key
 
@@ -18,6 +19,7 @@ class SlotParameters:
     Attributes:
         bias: slot -> (int64 ids, float32 values), for requests with a logit bias.
         stop_ids: slot -> int64 ids that must not be sampled before ``min_tokens`` outputs.
+        bans: slot -> token sequences that must not come.
         keys: uint64, what the request's random numbers are made from.
         num_logprobs, num_prompt_logprobs: alternatives asked for; ``NOT_ASKED`` if no log probabilities are wanted.
     """
@@ -35,12 +37,14 @@ class SlotParameters:
         self.frequency = np.zeros(max_num_seqs, np.float32)
         self.penalised = np.zeros(max_num_seqs, np.bool_)
         self.biased = np.zeros(max_num_seqs, np.bool_)
+        self.banned = np.zeros(max_num_seqs, np.bool_)
         self.min_tokens = np.zeros(max_num_seqs, np.int64)
         self.keys = np.zeros(max_num_seqs, np.uint64)
         self.num_logprobs = np.full(max_num_seqs, NOT_ASKED, np.int64)
         self.num_prompt_logprobs = np.full(max_num_seqs, NOT_ASKED, np.int64)
         self.bias: dict[int, tuple[Int64, Float32]] = {}
         self.stop_ids: dict[int, Int64] = {}
+        self.bans: dict[int, Bans] = {}
 
     def admit(self, row: AdmittedRow) -> None:
         """Write the parameters of a request into its slot.
@@ -66,6 +70,9 @@ class SlotParameters:
         ending = [token for token in row.ending_token_ids if token < self._vocab_size]
         self.stop_ids[slot] = np.array(ending, np.int64)
         self.min_tokens[slot] = params.min_tokens if len(self.stop_ids[slot]) else 0
+        self.banned[slot] = bool(params.bad_token_ids)
+        if params.bad_token_ids:
+            self.bans[slot] = Bans(params.bad_token_ids)
         self.biased[slot] = False
         if params.logit_bias:
             ids = np.array(list(params.logit_bias), np.int64)

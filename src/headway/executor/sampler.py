@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headway.core.plan import Int32, Int64
 from headway.executor import edits, logprobs
+from headway.executor.bans import banned_tokens
 from headway.executor.draw import DrawSettings, draw
 from headway.executor.logprobs import LogprobRows
 from headway.executor.masks import RowMasks
@@ -40,8 +41,9 @@ class SampledRows:
 class Sampler:
     """Chooses tokens with the parameters of :class:`SlotParameters`.
 
-    Order: raw log probabilities; forms, penalties, logit bias, stop tokens before ``min_tokens`` (:mod:`.edits`);
-    then the likeliest token for temperature 0, and for all others :func:`~headway.executor.draw.draw`.
+    Order: raw log probabilities; forms, penalties, logit bias, bad words (:mod:`.bans`), stop tokens before
+    ``min_tokens`` (:mod:`.edits`); then the likeliest token for temperature 0, and for all others
+    :func:`~headway.executor.draw.draw`.
     """
 
     def __init__(self, parameters: SlotParameters) -> None:
@@ -77,7 +79,7 @@ class Sampler:
         return SampledRows(tokens, bad, asked, logprobs.measure(raw, chosen, num_top))
 
     def _edit(self, logits: Tensor, slots: Int32, positions: Int64, token_table: Tensor) -> None:
-        """Penalties, bias and forbidden stop tokens of the rows that have them."""
+        """Penalties, bias, bad words and forbidden stop tokens of the rows that have them."""
         columns = self._parameters
         penalised = np.flatnonzero(columns.penalised[slots])
         if len(penalised):
@@ -96,6 +98,12 @@ class Sampler:
         if biased:
             bias = [columns.bias[int(slots[row])] for row in biased]
             edits.add_bias(logits, biased, [ids for ids, _ in bias], [values for _, values in bias])
+        banned = np.flatnonzero(columns.banned[slots])
+        if len(banned):
+            places = slots[banned].astype(np.int64)
+            bans = [columns.bans[slot] for slot in places.tolist()]
+            ids = banned_tokens(bans, places, columns.num_prompt[places], positions[banned], token_table)
+            edits.forbid(logits, banned.tolist(), ids)
         short = np.flatnonzero(positions - columns.num_prompt[slots] < columns.min_tokens[slots]).tolist()
         if short:
             edits.forbid(logits, short, [columns.stop_ids[int(slots[row])] for row in short])

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from headway.config import ConfigError
+from headway.config import ConfigError, SamplingParams
 from headway.core.request import RequestRefused
 from headway.engine.async_engine import AsyncEngine, EngineDead, UpdateStream
 from headway.engine.engine import Prepared
@@ -85,6 +85,7 @@ class Call:
         """
         try:
             self._sampling = await self._compiling.compile(self.spec.sampling, self.spec.form_field)
+            self._sampling = await self._with_bad_words(self._sampling)
             prompts = await self._tokenising.encode(self.spec.prompts, self._may_go_on)
             self._may_go_on()
             self.prompts = prompts
@@ -142,6 +143,10 @@ class Call:
         else:
             self._ticket.release()
         on_close()
+
+    async def _with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
+        num_chars = sum(map(len, sampling.bad_words))
+        return await self._tokenising.aside(lambda: self._engine.engine.with_bad_words(sampling), num_chars)
 
     def _may_go_on(self) -> None:
         """Raise what ended the call while it waited, or if by now there is no room for it."""

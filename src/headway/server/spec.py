@@ -312,11 +312,19 @@ def _sampling(
     _at_most("stop", len(stop), options.max_stop, "strings")
     for text in stop:
         _at_most("stop", len(text), options.max_stop_chars, "characters in one string")
+    bad_words = tuple(body.bad_words or ())
+    _at_most("bad_words", len(bad_words), options.max_bad_words, "words")
+    for word in bad_words:
+        _at_most("bad_words", len(word), options.max_stop_chars, "characters in one word")
     stop_token_ids = tuple(body.stop_token_ids or ())
     _at_most("stop_token_ids", len(stop_token_ids), options.max_stop, "ids")
     try:
         sampling = SamplingParams(
-            stop=stop, stop_token_ids=stop_token_ids, logit_bias=_logit_bias(body, options), **settings
+            stop=stop,
+            stop_token_ids=stop_token_ids,
+            bad_words=bad_words,
+            logit_bias=_logit_bias(body, options),
+            **settings,
         )
     except ConfigError as error:
         raise bad_option(error) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from headway.models.loading import ChatTemplateError, Tokenizer
 from headway.server.protocol.fields import note_taken
 from headway.server.spec import MOST_CHARS_PER_TOKEN, ChatPrompt, PromptInput
 from headway.server.variables import variables_of
+
+_Result = TypeVar("_Result")
 
 TokenIds = Int32 | tuple[int, ...]
 """What the tokenizer made, or what the client gave, which may be anything."""
@@ -69,9 +71,7 @@ class Tokenising:
                 return self._encode_chat(prompt, any_length=True)
             return self._encode_text(prompt, add_special_tokens=add_special_tokens, any_length=True)
 
-        if _num_chars(prompt) <= INLINE_CHARS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
+        return await self.aside(work, _num_chars(prompt))
 
     async def texts_of(self, all_ids: Sequence[Sequence[int]], *, skip_special_tokens: bool) -> list[str]:
         """Texts of ids.
@@ -83,7 +83,11 @@ class Tokenising:
         def work() -> list[str]:
             return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in all_ids]
 
-        if sum(map(len, all_ids)) <= INLINE_CHARS:
+        return await self.aside(work, sum(map(len, all_ids)))
+
+    async def aside(self, work: Callable[[], _Result], size: int) -> _Result:
+        """Do other work with a tokenizer: here and now if it is on few characters or ids, else in a thread."""
+        if size <= INLINE_CHARS:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._side_thread, work)
 

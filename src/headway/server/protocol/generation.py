@@ -42,6 +42,7 @@ class GenerationBody(Body):
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     stop_token_ids: Listed[int] | None = None
+    bad_words: Listed[str] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
