@@ -9,12 +9,15 @@ STAMP := $(VENV)/.headway-setup
 # The first interpreter that is new enough. Override with: make PYTHON=/path/to/python
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+# Client libraries have an environment of their own: some would hold back Headway's packages, and none may need them.
+CLIENTS := .venv-clients
+CLIENTS_STAMP := $(CLIENTS)/.headway-clients
 # Code that is linted and formatted.
 CODE := $(wildcard src tests benchmarks docs examples scripts)
 # The tests of the pure parts run first: they are fast and say most.
 PURE_TESTS := $(wildcard tests/config tests/kv tests/core tests/sim)
 
-.PHONY: help setup demo serve test check format-check lint types imports fix bench bench-http soak aiperf browser docs
+.PHONY: help setup demo serve test check format-check lint types imports fix bench bench-http soak aiperf clients browser docs
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +72,16 @@ aiperf: ## NVIDIA's load client on a server that runs, 1.2 GB to install (ARGS="
 	@.venv-aiperf/bin/aiperf profile --url http://127.0.0.1:8000 --endpoint-type chat --streaming --ui none \
 		--concurrency 64 --request-count 128 --synthetic-input-tokens-mean 256 --output-tokens-mean 128 \
 		--extra-inputs ignore_eos:true --use-server-token-count --artifact-dir out/aiperf $(ARGS)
+
+clients: $(STAMP) $(CLIENTS_STAMP) ## Six client libraries on a real server, 660 MB to install (ARGS="-k langchain")
+	@$(CLIENTS)/bin/python -m pytest -c tests/clients/pytest.ini -q tests/clients $(ARGS)
+
+$(CLIENTS_STAMP): tests/clients/requirements.txt
+	@test -n "$(PYTHON)" || { echo "clients: no Python 3.11 or newer found; use make PYTHON=/path/to/python" >&2; exit 1; }
+	@echo "clients: installing into $(CLIENTS) (the first time takes a minute or two)"
+	@$(PYTHON) -m venv $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip install -q --disable-pip-version-check $(HEADWAY_PIP_ARGS) -r tests/clients/requirements.txt
+	@touch $@
 
 browser: ## Chromium for the tests of the page, where apt-get can install it
 	@for name in chromium chromium-browser google-chrome-stable google-chrome; do \

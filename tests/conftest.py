@@ -10,6 +10,9 @@ import pytest
 # torch is imported, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Their libraries are in an environment of their own: `make clients`.
+collect_ignore = ["clients"]
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run side by side must have the same names in every process, so no addresses in them."""
