@@ -63,16 +63,22 @@ def test_every_answer_can_be_read_errors_and_streams_too() -> None:
         assert all("X-Request-Id" in answer.headers["access-control-expose-headers"] for answer in answers)
 
 
-def test_answers_of_a_server_that_cannot_serve_can_be_read_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_of_a_server_that_ends_or_is_full_or_fails_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = {"Origin": ORIGIN}
     with serving(options={"allowed_origins": (ORIGIN,)}, max_num_queued_reqs=0) as server:
-        turned_away = server.post("/v1/completions", {"prompt": "a"}, headers={"Origin": ORIGIN})
-        monkeypatch.setattr(type(server.service), "model", None)  # a bug
-        broken = server.http.get("/v1/models/bytes", headers={"Origin": ORIGIN})
+        full = server.post("/v1/completions", {"prompt": "a"}, headers=origin)
+        monkeypatch.setattr(server.service, "open", None)
+        failed = server.post("/v1/completions", {"prompt": "a"}, headers=origin)
+        monkeypatch.undo()
+        server.on_loop(server.service.begin_drain)
+        drained = server.post("/v1/completions", {"prompt": "a"}, headers=origin)
 
-    assert (turned_away.status_code, broken.status_code) == (503, 500)
-    for answer in (turned_away, broken):
+    codes = [(answer.status_code, answer.json()["error"]["code"]) for answer in (full, failed, drained)]
+    assert codes == [(503, "queue_full"), (500, "internal_error"), (503, "draining")]
+    for answer in (full, failed, drained):
         assert answer.headers["access-control-allow-origin"] == ORIGIN
-        assert "Retry-After" in answer.headers["access-control-expose-headers"]
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"X-Request-Id", "Retry-After", "X-Headway-Warning"} <= set(exposed)
 
 
 def test_methods_and_headers_can_be_narrowed() -> None:

@@ -44,7 +44,7 @@ def shown(server: Running, **fields: Any) -> str:
     prompts = []
     tokenizer: Any = server.engine.tokenizer
     apply = type(tokenizer).apply_chat_template
-    tokenizer.apply_chat_template = lambda *args: prompts.append(apply(tokenizer, *args)) or prompts[-1]
+    tokenizer.apply_chat_template = lambda *args, **more: prompts.append(apply(tokenizer, *args, **more)) or prompts[-1]
     try:
         answer = server.post("/v1/chat/completions", {"messages": HELLO, "max_tokens": 1, **fields})
     finally:

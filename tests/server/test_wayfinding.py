@@ -68,7 +68,7 @@ def wrong_ways(path: str) -> list[str]:
 def test_a_path_that_is_nearly_right_is_put_right(server: Running, path: str) -> None:
     tried = 0
     for wrong in wrong_ways(path):
-        if wrong.startswith(FREE_TAILS) or wrong in API:  # it leads somewhere else
+        if wrong in API or (wrong.startswith(FREE_TAILS) and not wrong.endswith("/")):  # it leads somewhere else
             continue
         tried += 1
         assert error_of(server, API[path][0], wrong) == (
@@ -88,3 +88,40 @@ def test_slashes_in_the_middle_are_put_right(server: Running) -> None:
     signpost = Signpost(server.server.config.app.routes)  # type: ignore[union-attr]
     assert signpost.nearest("/v1//chat///completions") == "/v1/chat/completions"
     assert signpost.nearest("/v1/chat/completions") is None
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "advice"),
+    [
+        ("GET", "/chat/completions", "did you mean /v1/chat/completions, which takes POST?"),
+        ("POST", "/models/", "did you mean /v1/models, which takes GET?"),
+        ("POST", "/v1/chat/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("POST", "/v1/completions/chat/completions", "did you mean /v1/chat/completions?"),
+        ("GET", "/v1/chat/completions/models", "did you mean /v1/models?"),
+        ("POST", "/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("POST", "/V1/Completion", "did you mean /v1/completions?"),
+        ("GET", "/v1/models/bytes/", "did you mean /v1/models/bytes?"),
+        ("GET", "/debug/requests/some-call/", "did you mean /debug/requests/some-call?"),
+        ("POST", "/tokenise", "did you mean /tokenize?"),
+        ("GET", "/v1", "this is where the API begins; what there is goes on from it, like /v1/models"),
+        ("POST", "/v1/", "this is where the API begins; what there is goes on from it, like /v1/models"),
+        ("GET", "/page/nothing.js", "there is no such path"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_other_mistakes_with_the_base_of_paths(server: Running, method: str, wrong: str, advice: str) -> None:
+    status, code, message = error_of(server, method, wrong)
+
+    assert (status, code) == (404, "not_found")
+    assert message.endswith(advice)
+
+
+def test_for_a_path_that_is_longer_than_any_nothing_is_looked_for(server: Running) -> None:
+    message = error_of(server, "GET", "/x" * 20_000)[2]
+
+    assert message.endswith("/x...: there is no such path")
+    assert len(message) < 600
+
+
+def test_a_model_that_is_not_served_is_no_slash_too_many(server: Running) -> None:
+    assert error_of(server, "GET", "/v1/models/other/")[1] == "model_not_found"

@@ -72,8 +72,10 @@ class PromptTooLong(RequestRefused):
 
     Args:
         value: its tokens.
-        limit: tokens that would fit.
+        limit: tokens that would fit, with one token of output.
     """
+
+    limit: int
 
     def __init__(self, value: int, limit: int, message: str) -> None:
         super().__init__("prompt", value, limit, message)

@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from headway.server import errors
 from headway.server.edge import Edge
+from headway.server.respond import WARNING
 from headway.server.routes import debug, generation, health, metrics, models, page, tokens
 from headway.server.service import Service
 from headway.version import __version__
@@ -59,6 +60,6 @@ def create_app(service: Service) -> FastAPI:
             allow_origins=options.allowed_origins,
             allow_methods=options.allowed_methods,
             allow_headers=options.allowed_headers,
-            expose_headers=("X-Request-Id", "Retry-After"),
+            expose_headers=("X-Request-Id", "Retry-After", WARNING),
         )
     return app

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +25,11 @@ from headway.server.wayfinding import Signpost
 
 RETRY_AFTER_S = 1
 """What a client that was turned away is told to wait; long enough for a few steps, and a balancer goes elsewhere."""
+
+MAX_MESSAGE_CHARS, MAX_PARAM_CHARS = 1000, 200
+"""Whatever a client sent, no more of it comes back in an error."""
+_SHOWN = reprlib.Repr()
+_SHOWN.maxstring = _SHOWN.maxother = 100
 
 INVALID = "invalid_request_error"
 UNAUTHENTICATED = "authentication_error"
@@ -62,11 +68,23 @@ class ApiError(Exception):
     @property
     def body(self) -> dict[str, Any]:
         """The body of the answer."""
-        return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
+        message, param = _cut(str(self), MAX_MESSAGE_CHARS), self.param
+        if param is not None:
+            param = _cut(param, MAX_PARAM_CHARS)
+        return {"error": {"message": message, "type": self.kind, "param": param, "code": self.code}}
 
     def response(self) -> Response:
         """The whole answer."""
         return json_response(self.body, self.status, self.headers)
+
+
+def shown(value: object) -> str:
+    """A client's value as messages repeat it: cut in the middle if it is long, without a look at the rest."""
+    return _SHOWN.repr(value)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def invalid(message: str, param: str | None, code: str = "invalid_value") -> ApiError:
@@ -99,14 +117,17 @@ def refused(error: RequestRefused, param: str | None = None) -> ApiError:
     if error.field == "request_id":
         return invalid(str(error), "X-Request-Id", "duplicate_request_id")
     if error.field == "prompt":
-        code = "context_length_exceeded" if isinstance(error, PromptTooLong) else "invalid_prompt"
-        return invalid(str(error), param or "prompt", code)
+        if isinstance(error, PromptTooLong):
+            # Some clients know this mistake by these words, which are OpenAI's, and not by its code.
+            message = f"This model's maximum context length is {error.limit + 1} tokens: {error}"
+            return invalid(message, param or "prompt", "context_length_exceeded")
+        return invalid(str(error), param or "prompt", "invalid_prompt")
     return invalid(str(error), error.field)
 
 
 def bad_option(error: ConfigError) -> ApiError:
     """A sampling parameter is out of bounds."""
-    return invalid(f"{error.field} is {error.value!r}; it {error.limit}", error.field)
+    return invalid(f"{error.field} is {shown(error.value)}; it {error.limit}", error.field)
 
 
 def unusable(error: ConfigError, name: str, param: str | None) -> ApiError:
@@ -165,6 +186,8 @@ def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
     elif first["type"] in ("unknown_parameter", "unsupported"):
         field = f"{param}.{context['name']}" if param else str(context["name"])
         return invalid(f"{param}: {message}" if param else message, field, first["type"])
+    elif first["type"] == "missing" and not param:
+        message = "the body is empty; it must be a JSON object"
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     code = _CODES.get(first["type"], "invalid_type" if "type" in first["type"] else "invalid_value")
     return invalid(f"{param}: {message}{more}" if param else message + more, param or None, code)

@@ -93,7 +93,10 @@ class Service:
         if name not in self.models:
             served = ", ".join(repr(each) for each in self.models)
             raise ApiError(
-                404, f"there is no model {name!r}; served here: {served}", code="model_not_found", param="model"
+                404,
+                f"there is no model {errors.shown(name)}; served here: {served}",
+                code="model_not_found",
+                param="model",
             )
         return name
 
@@ -144,7 +147,7 @@ class Service:
         """
         call = self.calls.get(request_id)
         if call is None or call.owner != owner:
-            raise ApiError(404, f"there is no unfinished request {request_id!r}", code="request_not_found")
+            raise ApiError(404, f"there is no unfinished request {errors.shown(request_id)}", code="request_not_found")
         call.abort()
 
     def _forget(self, request_id: str) -> None:

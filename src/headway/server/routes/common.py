@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from headway.config.depth import NestedTooDeeply
 from headway.server import json
-from headway.server.errors import ApiError, unusable
+from headway.server.errors import ApiError, shown, unusable
 from headway.server.service import Service
 
 P = ParamSpec("P")
@@ -90,7 +90,7 @@ class JsonRoute(APIRoute):
         if content_type != "application/json":
             raise ApiError(
                 415,
-                f"the content type is {content_type!r}; it must be application/json",
+                f"the content type is {shown(content_type)}; it must be application/json",
                 code="unsupported_media_type",
                 param="Content-Type",
             )

@@ -6,10 +6,11 @@ import gzip
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from headway.server import debug, json
-from headway.server.errors import ApiError
+from headway.server.errors import ApiError, shown
 from headway.server.routes.common import service_of
 from headway.server.state import server_state
 
@@ -32,10 +33,12 @@ async def requests(
 @router.get("/requests/{request_id:path}")
 async def one_request(request_id: str, request: Request) -> Response:
     """The requests of one call."""
+    if request_id.endswith("/") or not request_id:
+        raise HTTPException(404)  # a slash too many, which the answer says
     service = service_of(request)
     found = debug.RequestView(await service.engine.snapshot(), service).of_call(request_id)
     if found is None:
-        raise ApiError(404, f"there is no unfinished request {request_id!r}", code="request_not_found")
+        raise ApiError(404, f"there is no unfinished request {shown(request_id)}", code="request_not_found")
     return _answer(request, found)
 
 

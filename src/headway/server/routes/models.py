@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter, Request
+from starlette.exceptions import HTTPException
 
 from headway.server.routes.common import service_of
 from headway.server.service import Service
@@ -24,6 +25,8 @@ async def models(request: Request) -> dict[str, Any]:
 async def model(name: str, request: Request) -> dict[str, Any]:
     """One of them."""
     service = service_of(request)
+    if (name.endswith("/") and name.rstrip("/") in service.models) or not name:
+        raise HTTPException(404)  # a slash too many, which the answer says
     return _model(service, service.model(name))
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
-from headway.server.errors import invalid, unusable
+from headway.server.errors import invalid, shown, unusable
 from headway.server.forms import check_length, noted
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools
@@ -100,7 +100,7 @@ def _chosen(tools: Sequence[Tool], choice: ChosenTools) -> tuple[Tool, ...]:
     """
     names = set(choice.names)
     for name in sorted(names - {tool["function"]["name"] for tool in tools}):
-        raise invalid(f"tool_choice names {name!r}, which is none of the tools", "tool_choice")
+        raise invalid(f"tool_choice names {shown(name)}, which is none of the tools", "tool_choice")
     if not names:
         raise invalid("tool_choice allows no tool; use 'none' instead", "tool_choice")
     return tuple(tool for tool in tools if tool["function"]["name"] in names)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from headway.server.errors import ApiError, invalid
+from headway.server.errors import ApiError, invalid, shown
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools, FunctionName, Tool
 
@@ -24,7 +24,7 @@ def with_tools(body: ChatBody) -> ChatBody:
         raise invalid("functions and tools mean the same; give tools", "functions")
     if not body.functions:
         if isinstance(choice, FunctionName):
-            raise invalid(f"function_call names {choice.name!r}, but there are no functions", "function_call")
+            raise invalid(f"function_call names {shown(choice.name)}, but there are no functions", "function_call")
         return body
     named = ChosenTools(type="function", function=choice) if isinstance(choice, FunctionName) else choice
     tools = [Tool(type="function", function=function) for function in body.functions]
