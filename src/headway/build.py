@@ -30,8 +30,17 @@ from headway.executor.grammars import GuidanceGrammars
 from headway.executor.memory import KVMemoryError, kv_block_bytes
 from headway.models.config import ModelConfig
 from headway.models.llama import DecoderModel
-from headway.models.loading import ProgressCallback, Tokenizer, load_tokenizer, load_weights, resolve_model
+from headway.models.loading import (
+    GenerationDefaults,
+    ProgressCallback,
+    Tokenizer,
+    load_generation_defaults,
+    load_tokenizer,
+    load_weights,
+    resolve_model,
+)
 from headway.models.loading.chat_template import check_asked_template
+from headway.models.loading.generation import check_generation_config
 from headway.models.ops.linear import check_weight_dtype
 from headway.models.ops.registry import Ops, select_ops
 from headway.models.registry import model_class
@@ -68,7 +77,7 @@ class LLM(OfflineLLM):
         super().__init__(build_engine(EngineOptions(model=model, **options)))
 
 
-MODEL_OPTIONS = ("model", "device", "kernels", "weight_dtype", "max_model_len", "chat_template")
+MODEL_OPTIONS = ("model", "device", "kernels", "weight_dtype", "max_model_len", "chat_template", "generation_config")
 """Options that a loaded model depends on."""
 
 
@@ -79,6 +88,7 @@ class LoadedModel:
     Attributes:
         options: what it was loaded for.
         template_note: which chat template is used and what it can do, in words.
+        defaults: sampling parameters that the model asks for.
     """
 
     options: EngineOptions
@@ -88,6 +98,7 @@ class LoadedModel:
     ops: Ops
     weight_dtype: str
     template_note: str
+    defaults: GenerationDefaults
 
 
 @dataclass(frozen=True)
@@ -155,6 +166,7 @@ def build_engine(
         memory_use=lambda: _memory_use(executor),
         on_close=trace.close if trace is not None else None,
         compile_form=grammars.compile,
+        sampling_defaults=loaded.defaults.values,
     )
 
 
@@ -167,6 +179,7 @@ def check_options(options: EngineOptions) -> None:
     make_policy(options.early_scheduler_config())
     if options.chat_template is not None:
         check_asked_template(options.chat_template)
+    check_generation_config(options.generation_config)
     if options.trace is not None:
         writable_file("trace", Path(options.trace))
     device = torch.device(_device(options.device))
@@ -190,10 +203,11 @@ def load_model(options: EngineOptions, progress: ProgressCallback | None = None)
     ops = select_ops(device, options.kernels)
     weight_dtype = _weight_dtype(options.weight_dtype, device, ops)
     source = resolve_model(options.model, cache_dir=options.cache_dir, progress=progress)
+    defaults = load_generation_defaults(source, options.generation_config)
     tokenizer = load_tokenizer(source, cache_dir=options.cache_dir, chat_template=options.chat_template)
     config, weights = load_weights(source)
     # Both the model's files and its tokenizer know ends; the sampler must hold back the same ones as the scheduler.
-    eos_token_ids = tuple(dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_token_ids)))
+    eos_token_ids = tuple(dict.fromkeys((*config.eos_token_ids, *tokenizer.eos_token_ids, *defaults.eos_token_ids)))
     config = dataclasses.replace(config, eos_token_ids=eos_token_ids)
     make = model_class(config.architecture)
     model = make(
@@ -204,7 +218,7 @@ def load_model(options: EngineOptions, progress: ProgressCallback | None = None)
         device=device,
         max_positions=_longest(options.max_model_len, config),
     )
-    return LoadedModel(options, source.name, model, tokenizer, ops, weight_dtype, tokenizer.template_note)
+    return LoadedModel(options, source.name, model, tokenizer, ops, weight_dtype, tokenizer.template_note, defaults)
 
 
 def _device(choice: str) -> str:
@@ -323,6 +337,7 @@ def _describe(loaded: LoadedModel, sizes: _Sizes, executor: ModelExecutor, sched
         f" {model.num_bytes / 2**20:,.0f} MiB",
         loaded.ops.describe(),
         f"chat template: {loaded.template_note}",
+        loaded.defaults.describe(),
         f"KV memory: {cache.num_blocks:,} blocks of {cache.block_size} tokens,"
         f" {_megabytes(executor.kv_bytes, executor.kv_resident_bytes)} ({sizes.why_blocks})",
         _describe_swapping(config, cache, executor),

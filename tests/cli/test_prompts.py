@@ -100,3 +100,13 @@ def test_a_bad_line_is_named(line: str, message: str) -> None:
 def test_bad_options_for_all_are_not_blamed_on_a_line() -> None:
     with pytest.raises(ConfigError, match="top_p"):
         jobs("a", top_p=2.0)
+
+
+def test_the_models_defaults_hold_for_what_was_not_given() -> None:
+    defaults = {"temperature": 0.6, "top_p": 0.9, "max_tokens": 50}
+
+    [text] = jobs_of_texts(["a"], {"temperature": 1.5}, chat=False)
+    [line] = jobs_of_lines(['{"prompt": "a", "top_p": 1.0}'], {"max_tokens": 3}, chat=False)
+
+    assert text.sampling_with(defaults) == SamplingParams(temperature=1.5, top_p=0.9, max_tokens=50)
+    assert line.sampling_with(defaults) == SamplingParams(temperature=0.6, top_p=1.0, max_tokens=3)

@@ -55,6 +55,7 @@ class Job:
         request_id: unique within the input.
         where: its place in the input, for errors.
         sampling: how to choose its tokens.
+        given: which of these parameters were given; for the others the model may have defaults. ``None`` is all.
         service: what policies look at ("priority", "tenant", "deadline_s", "slo") and "cache_salt", if given.
         text, token_ids, messages: the prompt; one of them is set.
     """
@@ -62,10 +63,18 @@ class Job:
     request_id: str
     where: str
     sampling: SamplingParams
+    given: frozenset[str] | None = None
     service: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
+
+    def sampling_with(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """The parameters, with the model's where none were given."""
+        if self.given is None:
+            return self.sampling
+        missing = {name: value for name, value in defaults.items() if name not in self.given}
+        return dataclasses.replace(self.sampling, **missing)
 
 
 def jobs_of_texts(texts: Iterable[str], sampling: Mapping[str, Any], *, chat: bool) -> list[Job]:
@@ -103,11 +112,11 @@ def jobs_of_lines(lines: Sequence[str], sampling: Mapping[str, Any], *, chat: bo
 
 def _jobs(texts: Sequence[tuple[str, str]], sampling: Mapping[str, Any], chat: bool) -> list[Job]:
     """One job per pair of place and text."""
-    shared = SamplingParams(**sampling)
+    shared, given = SamplingParams(**sampling), frozenset(sampling)
     return [
-        Job(str(index), where, shared, messages=user_message(text))
+        Job(str(index), where, shared, given, messages=user_message(text))
         if chat
-        else Job(str(index), where, shared, text=text)
+        else Job(str(index), where, shared, given, text=text)
         for index, (where, text) in enumerate(texts)
     ]
 
@@ -140,7 +149,7 @@ def _job_of_json(where: str, index: int, line: str, sampling: Mapping[str, Any],
     )
     service = {name: own.pop(name) for name in SERVICE if name in own}
     try:
-        job = Job(request_id, where, SamplingParams(**{**sampling, **own}), service)
+        job = Job(request_id, where, SamplingParams(**{**sampling, **own}), frozenset({*sampling, *own}), service)
     except ConfigError as error:
         raise PromptError(where, str(error)) from error
     return dataclasses.replace(job, **_prompt_of_json(where, source, content[source], chat))

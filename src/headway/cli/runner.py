@@ -81,10 +81,11 @@ def in_order(ended: Iterable[Ended]) -> Iterator[Ended]:
 
 
 def _prepare(engine: Engine, job: Job) -> Prepared:
+    sampling = job.sampling_with(engine.sampling_defaults)
     if job.messages is not None:
-        return engine.prepare_chat(job.messages, job.sampling, request_id=job.request_id, **job.service)
+        return engine.prepare_chat(job.messages, sampling, request_id=job.request_id, **job.service)
     prompt = job.text if job.text is not None else job.token_ids or ()
-    return engine.prepare(prompt, job.sampling, request_id=job.request_id, **job.service)
+    return engine.prepare(prompt, sampling, request_id=job.request_id, **job.service)
 
 
 def record_of(output: RequestOutput) -> dict[str, Any]:

@@ -42,6 +42,11 @@ class EngineOptions(Checked):
         help="Chat template to use instead of the model's: a file, Jinja text, one of the model's by name, or one of"
         " chatml, llama3, mistral and plain.",
     )
+    generation_config: str = option(
+        "auto",
+        help="Where defaults of sampling parameters come from: auto is the model's generation_config.json or GGUF keys,"
+        " headway ignores them; else a file, or a folder with one.",
+    )
     seed: int = option(0, help="Requests without a seed of their own draw from this one.", minimum=0)
     cache_dir: str | None = option(None, help="Folder for fetched models; none is the user's cache folder.")
     trace: str | None = option(None, help="File to write the step trace to.")

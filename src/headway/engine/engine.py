@@ -63,6 +63,8 @@ class Engine:
         on_close: called once at the end.
         compile_form: compiles forms of outputs, so that no step has to; may be called from any thread. Raises
             :class:`ConfigError` for one that cannot be used. ``None`` if the executor keeps to none.
+        sampling_defaults: sampling parameters that hold where nothing else is said, by name; all else is as
+            :class:`SamplingParams` has it.
     """
 
     loop: EngineLoop
@@ -74,6 +76,7 @@ class Engine:
     memory_use: Callable[[], MemoryUse] = MemoryUse
     on_close: Callable[[], None] | None = None
     compile_form: Callable[[Structured], Structured] | None = None
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     _idle_steps: int = field(default=0, init=False)
     _closed: bool = field(default=False, init=False)
 
@@ -92,6 +95,11 @@ class Engine:
         """Whether another step has something to do."""
         return self.loop.has_work
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds for a request that says nothing: the model's defaults, and Headway's for the rest."""
+        return SamplingParams(**self.sampling_defaults)
+
     def prepare(
         self,
         prompt: Prompt,
@@ -109,7 +117,7 @@ class Engine:
 
         Args:
             prompt: text or token ids.
-            sampling: the defaults if ``None``.
+            sampling: ``default_sampling_params`` if ``None``.
             request_id: unique among unfinished requests.
             priority: smaller is more urgent, under the priority policy.
             cache_salt: prefixes are shared within one salt only.
@@ -124,7 +132,7 @@ class Engine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         try:
-            sampling = self._with_compiled_form(sampling if sampling is not None else SamplingParams())
+            sampling = self._with_compiled_form(sampling if sampling is not None else self.default_sampling_params)
             sampling = self.with_bad_words(sampling)
             self._check_numbers(sampling, priority)
             _check_deadline(deadline_s, slo)

@@ -79,6 +79,14 @@ class OfflineLLM:
         """request id -> the call that waits for it."""
         self._num_requests = 0
 
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What holds where ``sampling_params`` is ``None``: the model's defaults, and Headway's for the rest.
+
+        ``dataclasses.replace`` changes some of it.
+        """
+        return self.engine.default_sampling_params
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -96,7 +104,7 @@ class OfflineLLM:
 
         Args:
             prompts: one prompt or several, each text or token ids. A list of numbers is one prompt.
-            sampling_params: one for all, or one per prompt.
+            sampling_params: one for all, or one per prompt; ``None`` is ``default_sampling_params``.
             priority: smaller is more urgent, under the priority policy; one for all, or one per prompt.
             cache_salt: prefixes are shared within one salt only; one for all, or one per prompt.
             tenant: who asks, for the fair policy; one for all, or one per prompt.

@@ -15,6 +15,7 @@ from headway.models.loading.errors import (
     ModelNotFound,
     UnexpectedTensor,
 )
+from headway.models.loading.generation import GenerationDefaults, load_generation_defaults
 from headway.models.loading.lazy import LazyWeights
 from headway.models.loading.source import ModelInfo, ModelSource, list_models, pull, resolve_model
 from headway.models.loading.tokenizer import Tokenizer, load_tokenizer
@@ -26,6 +27,7 @@ __all__ = [
     "BadTokenizer",
     "ChatTemplateError",
     "DownloadFailed",
+    "GenerationDefaults",
     "LazyWeights",
     "LoadingError",
     "MissingTensor",
@@ -41,6 +43,7 @@ __all__ = [
     "cache_root",
     "list_models",
     "load_config",
+    "load_generation_defaults",
     "load_tokenizer",
     "load_weights",
     "pull",

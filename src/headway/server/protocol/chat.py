@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
@@ -124,3 +125,8 @@ class ChatBody(GenerationBody):
     enable_thinking: bool | None = None
     thinking: Thinking | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        if self.max_completion_tokens is None:
+            return super().with_defaults(defaults)
+        return super().with_defaults({name: value for name, value in defaults.items() if name != "max_tokens"})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, Self
+
 from headway.server.protocol.base import Prompt
 from headway.server.protocol.generation import GenerationBody
 
@@ -15,3 +18,7 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        # How long a completion is without a word about it belongs to the API, not to the model.
+        return super().with_defaults({name: value for name, value in defaults.items() if name != "max_tokens"})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Self
 
 from headway.server.protocol.base import Body, Listed, TextOrTexts
 from headway.server.protocol.forms import ResponseFormat, StructuredOutputs
@@ -63,3 +64,9 @@ class GenerationBody(Body):
 
     user: str | None = None
     """Who asks, for the fair policy, where there are no API keys that say so."""
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Self:
+        """The same with the model's sampling parameters, by name, where it does not give its own."""
+        return self.model_copy(
+            update={name: value for name, value in defaults.items() if getattr(self, name, value) is None}
+        )

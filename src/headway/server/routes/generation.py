@@ -23,7 +23,10 @@ router = APIRouter(route_class=JsonRoute, tags=["generation"])
 async def completions(body: Annotated[CompletionBody, Body()], request: Request) -> Response:
     """Continue one or several prompts."""
     service = service_of(request)
-    spec = await off_loop(request, completion_spec, body, service.options, service.max_model_len)
+    defaults = service.engine.engine.sampling_defaults
+    spec = await off_loop(
+        request, completion_spec, body.with_defaults(defaults), service.options, service.max_model_len
+    )
     name = call_name(request.scope, "cmpl")
     return GenerationResponse(service, spec, CompletionAnswer, name, request.scope[OWNER])
 
@@ -32,7 +35,10 @@ async def completions(body: Annotated[CompletionBody, Body()], request: Request)
 async def chat_completions(body: Annotated[ChatBody, Body()], request: Request) -> Response:
     """Answer a conversation."""
     service = service_of(request)
-    spec = await off_loop(request, chat_spec, body, service.options, service.max_model_len, service.tools)
+    defaults = service.engine.engine.sampling_defaults
+    spec = await off_loop(
+        request, chat_spec, body.with_defaults(defaults), service.options, service.max_model_len, service.tools
+    )
     name = call_name(request.scope, "chatcmpl")
     return GenerationResponse(service, spec, ChatAnswer, name, request.scope[OWNER])
 
