@@ -16,6 +16,7 @@ from headway.models.loading.chat_template import (
     find_template,
 )
 from headway.models.loading.errors import BadTokenizer, ChatTemplateError
+from headway.models.loading.roles import Roles
 from headway.models.loading.safetensors_folder import read_json
 from headway.models.loading.source import ModelSource
 
@@ -81,13 +82,15 @@ class Tokenizer(Protocol):
         """The prompt for a conversation, as the model's own template writes it, special tokens included.
 
         Args:
-            messages: mappings with "role" and "content".
+            messages: mappings with "role" and "content". The roles "developer" and "function" become "system" and
+                "tool" if the template does not name them.
             add_generation_prompt: end with what opens the assistant's turn.
             tools: JSON schemas of functions the model may call, for templates that know them.
             variables: more that the template knows, by name.
 
         Raises:
-            ChatTemplateError: the model has no template, or its template refuses the messages.
+            ChatTemplateError: the model has no template, or its template refuses the messages or leaves one out; or a
+                role is not known.
         """
         ...
 
@@ -228,6 +231,7 @@ class FastTokenizer:
         self.special_token_ids = frozenset(token_id for token_id, token in self._added.items() if token.special)
         self.bos_token_id: int | None = inner.bos_token_id
         self.chat_template = "\n".join(own_templates(inner).values())
+        self._roles = Roles(name, self.chat_template)
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *own, *self._turn_ends())))
         self._byte_level = "ByteLevel" in repr(self._backend.decoder)
@@ -270,6 +274,22 @@ class FastTokenizer:
     ) -> str:
         if not self._inner.chat_template:
             raise ChatTemplateError(f"model {self.name!r} has no chat template; use plain completion with it")
+
+        def render(conversation: Sequence[Message]) -> str:
+            return self._render(conversation, add_generation_prompt, tools, variables)
+
+        cast = self._roles.cast(messages)
+        text = render(cast)
+        self._roles.check_heard(cast, render, f"{bool(tools)} {add_generation_prompt} {variables}")
+        return text
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         try:
             text = self._inner.apply_chat_template(
                 [dict(message) for message in messages],

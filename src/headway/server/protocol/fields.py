@@ -276,7 +276,7 @@ _STRUCTURED_OUTPUTS: list[Field] = [
 ]
 
 _MESSAGE: list[Field] = [
-    _used("role", "who speaks"),
+    _used("role", "system, developer, user, assistant, tool or function, or one that the chat template names"),
     _used("content", "a text, or a list of parts", inside="part"),
     _used("name", "for templates that show it"),
     _used("tool_calls", "of an assistant's message: the calls that it made", inside="tool_call"),
