@@ -55,12 +55,14 @@ def record(
     loop = EngineLoop(
         Scheduler(config, cache), FakeExecutor(block_size=4), lambda: 0.0, trace=writer, isolate_errors=False
     )
-    for request_id, prompt in prompts.items():
-        loop.add(Request(request_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True)))
+    handles = {
+        request_id: loop.add(Request(request_id, prompt, SamplingParams(max_tokens=max_tokens, ignore_eos=True)))
+        for request_id, prompt in prompts.items()
+    }
     while loop.has_work:
         loop.step()
         if abort_at and loop.scheduler.step in abort_at:
-            loop.abort(abort_at[loop.scheduler.step])
+            loop.abort(handles[abort_at[loop.scheduler.step]])
     writer.flush()
     return text.getvalue()
 

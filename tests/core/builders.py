@@ -283,8 +283,9 @@ class _Drive:
         self.watcher.outside(self._take_events())
 
     def _abort(self, names: Sequence[str], now: float) -> None:
+        handles = {name: handle for handle, name in self.names.items()}  # of several, that of the last one
         for name in names:
-            self.scheduler.abort(name, now)
+            self.scheduler.abort(handles.get(name, -1), now)
         self.watcher.outside(self._take_events())
 
     def _schedule(self, now: float) -> StepPlan:

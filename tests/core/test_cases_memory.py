@@ -166,12 +166,13 @@ def test_abort_of_a_swapped_request_frees_its_host_blocks_every_time() -> None:
         return plan
 
     for number in range(1000):
-        scheduler.add(make_request("a", [number, 1, 2, 3, 4, 5], max_tokens=9, priority=5), 0.0)
+        request = make_request("a", [number, 1, 2, 3, 4, 5], max_tokens=9, priority=5)
+        scheduler.add(request, 0.0)
         step()
         scheduler.add(make_request("h", [7], max_tokens=1), 0.0)
         step()
         assert (num_held_on_host(scene), scheduler.num_swapped) == (2, 1)
-        scheduler.abort("a", 0.0)
+        scheduler.abort(request.handle, 0.0)
         assert (num_held_on_host(scene), scheduler.num_swapped, scene.num_free) == (0, 0, 6)
     scheduler.check_invariants()
 

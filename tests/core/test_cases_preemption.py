@@ -99,7 +99,7 @@ def test_abort_may_come_twice_late_or_for_unknown_ids(depth: int) -> None:
     requests = [make_request("a", max_tokens=9), make_request("b")]
     run = scene.run(requests, depth=depth, late_aborts={2: ["a", "a", "nobody"]}, aborts={3: ["a"], 9: ["b"]})
     assert run.finished == {"a": "abort", "b": "length"}
-    assert scene.scheduler.abort("b", now=99.0) is False
+    assert scene.scheduler.abort(requests[1].handle, now=99.0) is False
 
 
 # --- who gives way ---

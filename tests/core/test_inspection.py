@@ -104,7 +104,7 @@ def test_blocks_of_an_aborted_request_drain_until_its_step_returns() -> None:
     run.add("a", [1] * 6)
     plan = run.scheduler.schedule(0.0)
     run.executor.submit(plan)
-    run.scheduler.abort("a", 0.0)
+    run.scheduler.abort(1, 0.0)
 
     draining = run.scheduler.inspect()
     run.scheduler.update(plan, run.executor.collect(), 0.0)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.config import ConfigError
-from headway.core import Policy, Request, register_policy
+from headway.core import Hold, Policy, Request, register_policy
 from headway.core.policies import POLICIES
 from headway.core.policies.base import PolicyView
 from headway.core.scheduler import Scheduler
@@ -195,15 +195,17 @@ class OneBreath(Policy):
     def order_key(self, request: Request) -> tuple[int, float, int]:
         return (0, 0.0, request.handle)
 
-    def holds(self, request: Request, view: PolicyView) -> str:
-        return "" if view.now >= request.arrival_s + 3 else "take a breath"
+    def holds(self, request: Request, view: PolicyView) -> Hold | None:
+        until_s = request.arrival_s + 3
+        return Hold("take a breath", until_s) if view.now < until_s else None
 
 
 def test_request_that_the_policy_holds_is_passed_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "one_breath", OneBreath)
     scene = Scene(scheduling_policy="one_breath")
     run = scene.run({4: [make_request("a", 4)], 5: [make_request("b", 4)]}, max_idle=4)
-    assert run.reasons[3]["a"].by == "take a breath"
+    reason = run.reasons[3]["a"]
+    assert (reason.why, reason.until_s, reason.by) == ("take a breath", 7.0, "")
     assert [run.reason(step, "a") for step in range(4, 8)] == ["policy_hold"] * 3 + [""]
     assert (run.admitted_at("a"), run.admitted_at("b")) == ([7], [8])
 

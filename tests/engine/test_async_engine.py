@@ -99,7 +99,7 @@ def test_a_step_tells_one_message_for_all_its_requests() -> None:
 
             assert len(messages) == len(executor.plans) == 8
             assert [len(message.updates) for message in messages] == [4] * 8
-            assert messages[0].first == ("a", "b", "c", "d")
+            assert messages[0].first == stream.serials
 
     run(test)
 
@@ -171,7 +171,7 @@ def test_an_abort_counts_from_the_outputs_of_the_step_in_progress_on() -> None:
             assert (await stream.take() or [])[0][1].text == "a"
             await reached(gate, 2)  # the second step is computed, its output not read
 
-            engine.abort(["a"])
+            engine.abort(stream.serials)
             gate.open()
             updates = [update async for pieces in stream for _, update in pieces]
 
@@ -292,8 +292,8 @@ def test_a_deadline_ends_what_has_not_begun_and_nothing_else() -> None:
             begun = engine.submit([prepare(engine, "a")])
             queued = engine.submit([prepare(engine, "b"), prepare(engine, "c")], listener=ears)
             await reached(gate)
-            engine.expire(["a"])
-            engine.expire(["b", "c"])
+            engine.expire(begun.serials)
+            engine.expire(queued.serials)
             gate.open()
 
             ends = [update.output async for pieces in queued for _, update in pieces if update.output]
@@ -311,7 +311,8 @@ def test_what_the_engine_refuses_in_its_thread_ends_like_the_rest() -> None:
         async with running(ScriptedExecutor(echo)) as engine:
             ears = Ears()
             prepared = prepare(engine, "a")
-            engine.engine.add(prepare(engine, "a"))  # behind the back of the registry
+            async for _ in engine.generate(prepared):
+                pass
             stream = engine.submit([prepared], listener=ears)
             [(_, update)] = (await stream.take()) or []
 
@@ -413,7 +414,8 @@ def test_many_requests_leave_nothing_behind() -> None:
             await ended(engine)
 
             worker = engine._worker
-            assert (worker._live, worker._no_token_yet, worker._expired, worker._refused) == ({}, {}, {}, [])
+            assert (worker._live, worker._serial_of, worker._refused) == ({}, {}, [])
+            assert worker._no_token_yet == worker._expired == engine._names == set()
             assert engine.engine.scheduler.kv.pool.num_free == make_scheduler().cache.num_blocks
 
     run(test)

@@ -64,7 +64,7 @@ def test_every_state_has_words() -> None:
         (ReasonCode.BUDGET_SPENT, {}, "2,048 tokens"),
         (ReasonCode.PREFIX_IN_FLIGHT, {"by": "a"}, "like that of request a"),
         (ReasonCode.PREFILL_CADENCE, {}, "one step in 3"),
-        (ReasonCode.POLICY_HOLD, {"by": "too many of one tenant"}, "holds it back: too many of one tenant."),
+        (ReasonCode.POLICY_HOLD, {"why": "too many of one tenant"}, "holds it back: too many of one tenant."),
         (ReasonCode.PREEMPTED, {"by": "a"}, "to request a"),
         (ReasonCode.PREEMPTED, {}, "to another request"),
     ],
@@ -113,7 +113,7 @@ def test_who_is_in_the_way() -> None:
     assert blockers(seen_full.reason_of_waiter(1), seen_full) == ("c",)  # at the head of the queue
     assert blockers(seen_short.reason_of_waiter(0), seen_short) == ("b", "a")  # b holds more
     assert blockers(WaitReason(ReasonCode.PREFIX_IN_FLIGHT, 1, by="a"), seen_full) == ("a",)
-    assert blockers(WaitReason(ReasonCode.POLICY_HOLD, 1, by="a whim"), seen_full) == ()
+    assert blockers(WaitReason(ReasonCode.POLICY_HOLD, 1, why="a whim"), seen_full) == ()
 
 
 def test_long_prompts_in_the_way_are_named() -> None:

@@ -64,6 +64,10 @@ class Run:
             self._names[request.handle] = name
             self.tokens[name] = []
 
+    def abort(self, name: str) -> None:
+        """Abort a request by its name."""
+        self.loop.abort(next(handle for handle, known in self._names.items() if known == name))
+
     def step(self) -> StepReport:
         """One step, noted down."""
         report = self.loop.step()
@@ -236,7 +240,7 @@ def test_an_abort_that_comes_while_the_step_runs_goes_before_its_outputs() -> No
 
     def abort(plan: StepPlan) -> None:
         if plan.step == 2:
-            run.loop.abort("a")
+            run.abort("a")
 
     run = Run(ScriptedExecutor(echo, during=abort))
     run.add("a", "b")
@@ -250,7 +254,7 @@ def test_an_abort_that_comes_while_the_step_runs_goes_before_its_outputs() -> No
 
 def test_an_abort_in_the_last_step_is_an_abort() -> None:
     run: Run
-    run = Run(ScriptedExecutor(echo, during=lambda plan: run.loop.abort("a")))
+    run = Run(ScriptedExecutor(echo, during=lambda plan: run.abort("a")))
     run.add("a", max_tokens=1)
 
     run.drain()
@@ -262,8 +266,8 @@ def test_an_abort_in_the_last_step_is_an_abort() -> None:
 def test_aborting_a_waiting_or_unknown_request_is_no_error() -> None:
     run = Run(ScriptedExecutor(echo))
     run.add("a")
-    run.loop.abort("nobody")
-    run.loop.abort("a")
+    run.loop.abort(99)
+    run.abort("a")
 
     assert run.loop.has_work
     run.drain()

@@ -142,7 +142,7 @@ def test_an_aborted_request_has_no_service_times() -> None:
     engine = timed_engine()
     add(engine, "a", max_tokens=9)
     engine.step()
-    engine.abort("a")
+    engine.abort(1)
     output = drain(engine)["a"]
 
     assert output.metrics is not None

@@ -115,7 +115,7 @@ def test_nothing_is_kept_of_what_ended() -> None:
     assert [snapshot.setbacks[waiter.handle].by for waiter in victims] == ["a"] * len(victims) != []
     assert all(snapshot.setbacks[waiter.handle].num_lost_tokens > 0 for waiter in victims)
 
-    watched.engine.abort("b")
+    watched.engine.abort(2)
     watched.steps(100)
 
     monitor = watched.monitor

@@ -109,8 +109,8 @@ def test_a_request_that_ends_while_it_is_away_leaves_no_record() -> None:
         engine.add(engine.prepare(prompt, SamplingParams(max_tokens=20, ignore_eos=True), request_id=f"r{number}"))
     while not engine.scheduler.num_swapped:
         engine.step()
-    for number in range(4):
-        engine.abort(f"r{number}")
+    for handle in range(1, 5):
+        engine.abort(handle)
     while engine.has_work:
         engine.step()
 

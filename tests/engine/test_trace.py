@@ -48,7 +48,7 @@ def run(engine: Engine) -> None:
     while engine.has_work:
         step += 1
         if step == 5:
-            engine.loop.abort("r6")
+            engine.loop.abort(7)
         engine.step()
 
 
@@ -95,7 +95,7 @@ def replay(text: str) -> Counter[str]:
         if line["kind"] == "add":
             scheduler.add(request_from_json(line), line.get("arrival_s", 0.0))
         elif line["kind"] == "abort":
-            assert scheduler.abort(line["request_id"], 0.0)
+            assert scheduler.abort(line["handle"], 0.0)
         elif line["kind"] == "plan":
             plan = plans[line["step"]] = scheduler.schedule(line.get("now", 0.0))
             assert plan_to_json(plan, line.get("now")) == line
@@ -246,8 +246,8 @@ def test_the_header_has_the_options(tmp_path: Path) -> None:
         ("nonsense\n", "line 1: not JSON"),
         ("[1]\n", "not a JSON object"),
         ('{"kind":"header"}\n', "not a Headway trace"),
-        ('{"kind":"header","format":"headway-trace","version":99}\n', "version 99; this reader reads version 2"),
-        ('{"kind":"header","format":"headway-trace","version":2}\n', "the header cannot be used"),
+        ('{"kind":"header","format":"headway-trace","version":99}\n', "version 99; this reader reads version 3"),
+        ('{"kind":"header","format":"headway-trace","version":3}\n', "the header cannot be used"),
     ],
 )
 def test_what_is_no_trace_is_refused(first: str, message: str) -> None:

@@ -61,7 +61,7 @@ def drive(seed: int, **overrides: object) -> dict[ReasonCode | None, int]:
             live[name] = request
             brute.add(name, Mark(scheduler.step, now))
         if live and random.random() < 0.1:
-            scheduler.abort(list(live)[int(random.integers(len(live)))], now)
+            scheduler.abort(list(live.values())[int(random.integers(len(live)))].handle, now)
         plan = scheduler.schedule(now)
         if plan.num_rows:
             executor.submit(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from headway.core import Hold, Policy, Request
 from headway.core.inspection import CACHED, FREE
+from headway.core.policies import POLICIES
+from headway.core.policies.base import PolicyView
 from headway.core.reasons import ReasonCode
 from headway.engine.explain import TITLES
 from headway.engine.metrics import PHASES
@@ -223,3 +227,31 @@ def test_no_prompt_is_shown() -> None:
         requests, state = get(server, gate, "/debug/requests"), get(server, gate, "/debug/state")
 
     assert "sesame" not in json.dumps([requests, state])
+
+
+class Curfew(Policy):
+    """Lets nobody in for a long time."""
+
+    def order_key(self, request: Request) -> tuple[int, float, int]:
+        return (0, 0.0, request.handle)
+
+    def holds(self, request: Request, view: PolicyView) -> Hold:
+        return Hold("curfew", view.now + 500)
+
+
+def test_a_hold_has_its_sentence_and_its_end_and_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "curfew", Curfew)
+    with serving(ScriptedExecutor(echo), scheduling_policy="curfew") as server:
+        connection = server.connect("/v1/completions", {"prompt": "abc"}, headers="X-Request-Id: a\r\n")
+        server.until(lambda: server.engine.scheduler.held_until_s is not None)
+        server.service.engine.snapshot_age_s = -1.0
+        [entry] = server.http.get("/debug/requests").json()["requests"]
+        health = server.http.get("/health").json()
+        connection.close()
+        server.rest()
+
+    reason = entry["reason"]
+    assert (reason["code"], reason["why"], reason["by"]) == ("policy_hold", "curfew", [])
+    assert reason["text"] == "The policy curfew holds it back: curfew."
+    assert re.fullmatch(r"The policy lets it go, in \d+ s at the latest\.", reason["release"])
+    assert health["status"] == "ok"

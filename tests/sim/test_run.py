@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from math import inf
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from headway.config import CacheConfig, SchedulerConfig
+from headway.core import Hold, Policy, Request
+from headway.core.policies import POLICIES
+from headway.core.policies.base import PolicyView
+from headway.core.rest import POLL_S
 from headway.core.scheduler import Scheduler
 from headway.sim.run import SimReport, SimulationStalled, percentile, simulate
 from headway.sim.timed import LatencyModel
@@ -103,6 +108,58 @@ def test_prefill_cadence_does_not_stop_the_clock() -> None:
     report = run(crowd(), prefill_schedule_interval=4)
 
     assert report.finished == {"length": 60}
+
+
+class Curfew(Policy):
+    """Holds every request for three seconds, and says so or not."""
+
+    says: ClassVar[bool] = True
+    hold_s: ClassVar[float] = 3.0
+
+    def order_key(self, request: Request) -> tuple[int, float, int]:
+        return (0, 0.0, request.handle)
+
+    def holds(self, request: Request, view: PolicyView) -> Hold | None:
+        until_s = request.arrival_s + self.hold_s
+        return Hold("curfew", until_s if self.says else None) if view.now < until_s else None
+
+
+class QuietCurfew(Curfew):
+    says = False
+
+
+class Night(QuietCurfew):
+    hold_s = inf
+
+
+def test_time_in_which_the_policy_holds_everybody_passes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "curfew", Curfew)
+    real, times = Scheduler.schedule, []
+    monkeypatch.setattr(Scheduler, "schedule", lambda self, now: times.append(now) or real(self, now))
+
+    report = run([one(1000.0, 4, 2), one(1001.0, 5, 1, content=8), one(5000.0, 4, 1)], scheduling_policy="curfew")
+
+    assert report.admitted_s.tolist() == [1003.0, 1004.0, 5003.0]
+    assert report.finished == {"length": 3}
+    assert sorted(set(times)) == [1000.0, 1001.0, 1003.0, 1004.0, 5000.0, 5003.0]
+
+
+def test_a_hold_that_does_not_say_how_long_it_lasts_is_looked_at_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "curfew", QuietCurfew)
+
+    report = run([one(1.0, 4, 2), one(50.0, 4, 1)], scheduling_policy="curfew")
+
+    assert report.admitted_s.tolist() == [pytest.approx(4.0, abs=POLL_S), pytest.approx(53.0, abs=POLL_S)]
+
+
+def test_a_hold_that_never_ends_is_reported_and_does_not_stop_what_is_to_arrive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(POLICIES, "curfew", Night)
+    monkeypatch.setattr("headway.sim.run.MAX_POLLS", 100)
+
+    with pytest.raises(SimulationStalled, match=r"r0.*curfew.*r1.*curfew"):
+        run([one(1.0, 4, 2), one(5000.0, 4, 1)], scheduling_policy="curfew")
 
 
 def test_a_stalled_scheduler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -101,7 +101,7 @@ class Life:
             self._add(event.step, _preempted(event))
         else:
             self._slot = None
-            why = ABORTS.get(step.aborts.get(self.request_id, ""), ENDS[event.reason])
+            why = ABORTS.get(step.aborts.get(event.handle, ""), ENDS[event.reason])
             message = f" ({event.message})" if event.message else ""
             times = f", preempted {_times(event.num_preemptions)}" if event.num_preemptions else ""
             self._add(event.step, f"Ends with {_tokens(event.num_output_tokens)} of output{times}: {why}{message}.")
@@ -139,7 +139,11 @@ class Life:
         runs = self._slot is not None
         told = explain(reason, self.config, self.cache, runs=runs)
         begin = "Is left out" if runs else "Waits"
-        self._add(step, f"{begin}: {told.title}. {told.text} {told.release}", ("wait", reason.code, reason.by, runs))
+        self._add(
+            step,
+            f"{begin}: {told.title}. {told.text} {told.release}",
+            ("wait", reason.code, reason.by, reason.why, runs),
+        )
 
 
 def _preempted(event: Preempted) -> str:

@@ -42,14 +42,14 @@ class ReplayedStep:
         plan: what was to run; may have no rows.
         events: what happened since the step before, in order, up to and with this decision. After the last plan
             there is one more record without rows for what its result brought.
-        aborts: why requests were aborted since the step before, by request id.
+        aborts: why requests were aborted since the step before, by handle.
         reasons: why live requests were not served, by request id.
         num_held, num_cached: KV blocks that requests hold, and free ones whose content can still be found.
     """
 
     plan: StepPlan | None
     events: tuple[Event, ...]
-    aborts: dict[str, str]
+    aborts: dict[int, str]
     reasons: dict[str, WaitReason]
     num_held: int
     num_cached: int
@@ -70,7 +70,7 @@ class Replay:
         self._trace = trace
         self._scheduler = Scheduler(trace.header.scheduler, trace.header.cache)
         self._plans: dict[int, StepPlan] = {}
-        self._aborts: dict[str, str] = {}
+        self._aborts: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[ReplayedStep]:
         for line in self._trace:
@@ -78,8 +78,8 @@ class Replay:
             if kind == "add":
                 self._scheduler.add(request_from_json(line), line.get("arrival_s", 0.0))
             elif kind == "abort":
-                self._scheduler.abort(line["request_id"], 0.0)
-                self._aborts[line["request_id"]] = line["why"]
+                self._scheduler.abort(line["handle"], 0.0)
+                self._aborts[line["handle"]] = line["why"]
             elif kind == "plan":
                 yield self._record(self._repeat(line))
             elif kind == "result":

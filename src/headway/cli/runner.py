@@ -51,11 +51,10 @@ def run_jobs(
     Yields:
         Index and output of each job, as they end. A job that can never be served has finish reason "refused".
     """
-    index_of: dict[str, int] = {}
+    index_of: dict[int, int] = {}
     for index, job in enumerate(jobs):
         try:
-            engine.add(_prepare(engine, job))
-            index_of[job.request_id] = index
+            index_of[engine.add(_prepare(engine, job))] = index
         except RequestRefused as refusal:
             output = refused_output(job.request_id, refusal)
             if on_update is not None:
@@ -66,7 +65,7 @@ def run_jobs(
             if on_update is not None:
                 on_update(update)
             if update.output is not None:
-                yield index_of[update.request_id], update.output
+                yield index_of[update.handle], update.output
 
 
 def in_order(ended: Iterable[Ended]) -> Iterator[Ended]:

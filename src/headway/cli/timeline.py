@@ -153,7 +153,7 @@ def fold(timeline: Timeline, steps: Iterable[ReplayedStep]) -> None:
             live[request_id].waits.append((step.plan.step, reason.code.value))
 
 
-def _enter_event(line: RequestLine, event: Event, aborts: dict[str, str]) -> None:
+def _enter_event(line: RequestLine, event: Event, aborts: dict[int, str]) -> None:
     if isinstance(event, Admitted):
         line.admissions.append(event.step)
         if event.num_cached_tokens:
@@ -163,8 +163,8 @@ def _enter_event(line: RequestLine, event: Event, aborts: dict[str, str]) -> Non
         line._computed_before = max(line._computed_before, event.num_lost_tokens)
     elif isinstance(event, Finished):
         reason = event.reason.value
-        if event.reason is FinishReason.ABORT and aborts.get(event.request_id) in ("stop", "error"):
-            reason = aborts[event.request_id]  # the engine ended it for a stop string or an error of its text
+        if event.reason is FinishReason.ABORT and aborts.get(event.handle) in ("stop", "error"):
+            reason = aborts[event.handle]  # the engine ended it for a stop string or an error of its text
         line.finish = (event.step, reason)
         line.num_output_tokens = event.num_output_tokens
 

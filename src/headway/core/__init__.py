@@ -2,7 +2,7 @@
 
 from headway.core.events import Admitted, Event, Finished, Preempted, Queued, StepOutput
 from headway.core.plan import AdmittedRow, NewBlocks, StepPlan, StepResult
-from headway.core.policies import Policy, register_policy
+from headway.core.policies import Hold, Policy, register_policy
 from headway.core.reasons import ReasonCode, WaitReason
 from headway.core.request import FinishReason, IllegalTransition, Request, RequestRefused, Status
 from headway.core.scheduler import Scheduler
@@ -13,6 +13,7 @@ __all__ = [
     "Event",
     "FinishReason",
     "Finished",
+    "Hold",
     "IllegalTransition",
     "NewBlocks",
     "Policy",

@@ -108,12 +108,14 @@ class Scan:
                 return self._stop(request, WaitReason(ReasonCode.SLOTS_FULL, state.step))
             return self._wait_for_blocks(request, WaitReason(ReasonCode.KV_SHORT, state.step, need=known[1]))
         hold = state.policy.holds(request, state)
-        if hold:
-            return self._pass(request, ReasonCode.POLICY_HOLD, hold)
+        if hold is not None:
+            return self._pass(
+                request, WaitReason(ReasonCode.POLICY_HOLD, state.step, why=hold.why, until_s=hold.until_s)
+            )
         candidate = look_up(state, request, self.grants.capped)
         owner = self._computes_next_block(candidate)
         if owner is not None:
-            return self._pass(request, ReasonCode.PREFIX_IN_FLIGHT, owner.request_id)
+            return self._pass(request, WaitReason(ReasonCode.PREFIX_IN_FLIGHT, state.step, by=owner.request_id))
         if state.cache.num_groups * candidate.gate > state.kv.pool.num_blocks:
             message = f"its {request.num_tokens} tokens do not fit {state.kv.pool.num_blocks} KV blocks"
             state.end_waiting(request, FinishReason.KV_CAPACITY, message)
@@ -147,8 +149,8 @@ class Scan:
             return owner.order_key[0] <= request.order_key[0]
         return owner.order_key < request.order_key
 
-    def _pass(self, request: Request, code: ReasonCode, by: str = "") -> _Verdict:
-        self.state.passed[request.handle] = WaitReason(code, self.state.step, by=by)
+    def _pass(self, request: Request, reason: WaitReason) -> _Verdict:
+        self.state.passed[request.handle] = reason
         return _Verdict.PASSED
 
     def _stop(self, request: Request, reason: WaitReason) -> _Verdict:
@@ -230,7 +232,7 @@ class Scan:
             long_tokens = grants.long_left + int(grants.grant[(taken | lower) & long].sum())
             grant = min(grant, config.long_prefill_token_threshold, long_tokens)
         if grant == 0 and tokens > 0:
-            return self._pass(candidate.request, ReasonCode.LONG_PREFILL_CAP)
+            return self._pass(candidate.request, WaitReason(ReasonCode.LONG_PREFILL_CAP, self.state.step))
         if grant == 0:
             return self._stop(candidate.request, WaitReason(ReasonCode.BUDGET_SPENT, self.state.step))
         self._hold_start(candidate)

@@ -48,6 +48,8 @@ def _check_slots(state: SchedulerState) -> None:
             request.status in (Status.WAITING, Status.PREEMPTED, Status.SWAPPED), f"{request!r} is in the waiting queue"
         )
     _require(len(state.live) == len(running) + len(waiting), f"{len(state.live)} live, {len(running)} + {len(waiting)}")
+    names = {request.request_id: handle for handle, request in state.live.items()}
+    _require(state.names == names, f"names {state.names} are not those of the live requests {names}")
 
 
 def _check_counters(state: SchedulerState) -> None:

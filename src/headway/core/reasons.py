@@ -31,6 +31,8 @@ class WaitReason:
         need: blocks it would need (``kv_short``), or its place in the queue, from 0 (``queue_position``).
         free: blocks that were free (``kv_short``).
         by: the request it waits for or was preempted for, if there is one.
+        why: the policy's sentence (``policy_hold``).
+        until_s: when the policy lets it go, on the clock of the step, if it says so (``policy_hold``).
     """
 
     code: ReasonCode
@@ -38,3 +40,5 @@ class WaitReason:
     need: int = 0
     free: int = 0
     by: str = ""
+    why: str = ""
+    until_s: float | None = None

@@ -10,6 +10,7 @@ The rules are in docs/design/step.md; each phase is one module: ``tokens``, ``bl
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from headway.core.events import Event, Queued, StepOutput
 from headway.core.inspection import Inspection, StepReasons, inspect, step_reasons
 from headway.core.invariants import check_state
 from headway.core.plan import Bool, Int32, NewBlocks, StepPlan, StepResult
-from headway.core.reasons import WaitReason
+from headway.core.reasons import ReasonCode, WaitReason
 from headway.core.request import FinishReason, PromptTooLong, Request, RequestRefused, Status
 from headway.core.results import apply_result
 from headway.core.state import SchedulerState
@@ -66,14 +67,15 @@ class Scheduler:
             parts = (KeyPart("salt", request.cache_salt.encode()),) if request.cache_salt else ()
             request.hash_root = chain_root(parts, block_size=self.cache.block_size)
             state.extend_hashes(request, request.tokens)
-        state.live[request.request_id] = request
+        state.live[request.handle] = request
+        state.names[request.request_id] = request.handle
         state.waiting.add(request)
         state.events.append(Queued(request.handle, request.request_id, state.step, now, request.num_prompt_tokens))
 
     def check(self, request: Request) -> None:
         """Raise what :meth:`add` would raise for this request; nothing is kept of it."""
         prompt, longest = request.num_prompt_tokens, self.config.max_model_len - 1
-        if request.request_id in self._state.live:
+        if request.request_id in self._state.names:
             raise RequestRefused(
                 "request_id", request.request_id, None, f"a request named {request.request_id!r} is unfinished"
             )
@@ -97,15 +99,15 @@ class Scheduler:
         """Tokens of the largest prompt that fits the pool together with one output token."""
         return self.cache.num_blocks // self.cache.num_groups * self.cache.block_size - 1
 
-    def abort(self, request_id: str, now: float) -> bool:
-        """End a live request, wherever it is; unknown ids are ignored.
+    def abort(self, handle: int, now: float) -> bool:
+        """End a live request, wherever it is; handles of others are ignored, names never looked at.
 
         Returns:
             Whether it was live. Nothing of it is delivered any more; blocks that a step in flight touches go back
             when that step has returned.
         """
         state = self._state
-        request = state.live.get(request_id)
+        request = state.live.get(handle)
         if request is None:
             return False
         state.now = now
@@ -258,12 +260,20 @@ class Scheduler:
         """Seconds that one more token of a step takes, as measured lately; 0 before anything was measured."""
         return self._state.cost.forward.slope
 
+    @property
+    def held_until_s(self) -> float | None:
+        """When the first hold of the policy in the last step ends, on the clock of ``schedule``; ``-inf`` if it does
+        not say of one of them, ``None`` if it held nobody."""
+        holds = (reason for reason in self._state.passed.values() if reason.code is ReasonCode.POLICY_HOLD)
+        return min((-inf if reason.until_s is None else reason.until_s for reason in holds), default=None)
+
     def wait_reason(self, request_id: str) -> WaitReason | None:
         """Why a live request was not served in the last step; ``None`` if it was, or is not live."""
         state = self._state
-        request = state.live.get(request_id)
-        if request is None:
+        handle = state.names.get(request_id)
+        if handle is None:
             return None
+        request = state.live[handle]
         slot = state.slot_of.get(request.handle)
         if slot is not None:
             number = int(state.columns.reason[slot])
@@ -275,7 +285,7 @@ class Scheduler:
 
     def wait_reasons(self) -> dict[str, WaitReason]:
         """Reasons of all live requests not served in the last step, by request id."""
-        reasons = {request_id: self.wait_reason(request_id) for request_id in self._state.live}
+        reasons = {request_id: self.wait_reason(request_id) for request_id in self._state.names}
         return {request_id: reason for request_id, reason in reasons.items() if reason is not None}
 
     def step_reasons(self) -> StepReasons:

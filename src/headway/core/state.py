@@ -33,7 +33,10 @@ class SchedulerState:
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     rows: RowOrder = field(default_factory=RowOrder)
     watch: PrefixWatch = field(default_factory=PrefixWatch)
-    live: dict[str, Request] = field(default_factory=dict)
+    live: dict[int, Request] = field(default_factory=dict)
+    """By handle."""
+    names: dict[str, int] = field(default_factory=dict)
+    """Request id -> handle of every live request."""
     slot_of: dict[int, int] = field(default_factory=dict)
     """handle -> slot of every row (draining ones are not live and not in it)."""
     events: list[Event] = field(default_factory=list)
@@ -128,7 +131,7 @@ class SchedulerState:
         request.finish_reason = reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_lengths.add(request.num_output_tokens)
-        del self.live[request.request_id]
+        del self.live[request.handle], self.names[request.request_id]
         stop_token_id = None
         if reason is FinishReason.STOP and request.tokens[-1] not in request.end_of_text_ids:
             stop_token_id = int(request.tokens[-1])

@@ -12,6 +12,7 @@ import asyncio
 import itertools
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from headway.core.request import RequestRefused
@@ -56,18 +57,18 @@ class UpdateStream:
     """What comes out of one submission. Iterate, or call :meth:`take`; then :meth:`close`, whatever happened.
 
     Args:
-        request_ids: of the submission, in order.
+        serials: of the submission's requests, in order.
         final_only: keep only the last update of each request, which has its whole output.
         on_close: called once, with the requests that have not ended.
     """
 
     def __init__(
-        self, request_ids: Sequence[str], *, final_only: bool, on_close: Callable[[tuple[str, ...]], None]
+        self, serials: Sequence[int], *, final_only: bool, on_close: Callable[[tuple[int, ...]], None]
     ) -> None:
-        self.request_ids = tuple(request_ids)
+        self.serials = tuple(serials)
         self._final_only = final_only
-        self._on_close: Callable[[tuple[str, ...]], None] | None = on_close
-        self._unended = dict(enumerate(self.request_ids))
+        self._on_close: Callable[[tuple[int, ...]], None] | None = on_close
+        self._unended = dict(enumerate(self.serials))
         self._pending: dict[int, list[RequestUpdate]] = {}
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -137,6 +138,16 @@ class UpdateStream:
             _wake(self._waiter)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """A request that the engine has not let go of, and who waits for it."""
+
+    name: str
+    stream: UpdateStream
+    index: int
+    listener: Listener
+
+
 class AsyncEngine:
     """One engine on one event loop.
 
@@ -150,7 +161,11 @@ class AsyncEngine:
         self._clock = clock
         self._worker = EngineWorker(engine, self._post, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._open: dict[str, tuple[UpdateStream, int, Listener]] = {}
+        self._serials = itertools.count(1)
+        self._open: dict[int, _Entry] = {}
+        """By serial."""
+        self._names: set[str] = set()
+        """Of open requests."""
         self.snapshot_age_s = SNAPSHOT_AGE_S
         self._seen = self._worker.last_look
         self._look: asyncio.Future[None] | None = None
@@ -202,13 +217,15 @@ class AsyncEngine:
             raise EngineDead(str(self.error))
         names = [entry.request.request_id for entry in prepared]
         for place, name in enumerate(names):
-            if name in self._open or name in names[:place]:
+            if name in self._names or name in names[:place]:
                 raise RequestRefused("request_id", name, None, f"a request named {name!r} is unfinished")
-        stream = UpdateStream(names, final_only=final_only, on_close=self.abort)
+        serials = [next(self._serials) for _ in prepared]
+        stream = UpdateStream(serials, final_only=final_only, on_close=self.abort)
         listener = listener if listener is not None else _Deaf()
-        for index, name in enumerate(names):
-            self._open[name] = (stream, index, listener)
-        self._worker.order(Submit(tuple(prepared)))
+        self._names.update(names)
+        for index, (serial, name) in enumerate(zip(serials, names, strict=True)):
+            self._open[serial] = _Entry(name, stream, index, listener)
+        self._worker.order(Submit(tuple(zip(serials, prepared, strict=True))))
         return stream
 
     async def generate(self, prepared: Prepared) -> AsyncGenerator[RequestUpdate, None]:
@@ -221,15 +238,15 @@ class AsyncEngine:
         finally:
             stream.close()
 
-    def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests; ids that are not open are ignored. Their last updates come as for any other end."""
-        open_ids = tuple(name for name in request_ids if name in self._open)
-        if open_ids:
-            self._worker.order(Abort(open_ids))
+    def abort(self, serials: Sequence[int]) -> None:
+        """End requests of a stream; ended ones are ignored. Their last updates come as for any other end."""
+        unended = tuple(serial for serial in serials if serial in self._open)
+        if unended:
+            self._worker.order(Abort(unended))
 
-    def expire(self, request_ids: Sequence[str]) -> None:
-        """End requests with an error of kind "timeout" if none of them has begun."""
-        self._worker.order(Expire(tuple(request_ids)))
+    def expire(self, serials: Sequence[int]) -> None:
+        """End requests of a stream with an error of kind "timeout" if none of them has begun."""
+        self._worker.order(Expire(tuple(serials)))
 
     async def snapshot(
         self, *, max_age_s: float | None = None, timeout_s: float = SNAPSHOT_TIMEOUT_S
@@ -273,20 +290,21 @@ class AsyncEngine:
             error = EngineDead(f"the engine died: {type(message.error).__name__}: {message.error}")
             self._end_all(error)
             return
-        for name in message.first:
-            if name in self._open:
-                _, index, listener = self._open[name]
-                listener.first_token(index)
-        for update in message.updates:
-            if update.request_id in self._open:
-                self._deliver(update)
+        for serial in message.first:
+            if serial in self._open:
+                entry = self._open[serial]
+                entry.listener.first_token(entry.index)
+        for serial, update in message.updates:
+            if serial in self._open:
+                self._deliver(serial, update)
 
-    def _deliver(self, update: RequestUpdate) -> None:
-        stream, index, listener = self._open[update.request_id]
+    def _deliver(self, serial: int, update: RequestUpdate) -> None:
+        entry = self._open[serial]
         if update.output is not None:
-            del self._open[update.request_id]
-            listener.end(index)
-        stream.put(index, update)
+            del self._open[serial]
+            self._names.remove(entry.name)
+            entry.listener.end(entry.index)
+        entry.stream.put(entry.index, update)
 
     def _end_look(self) -> None:
         """Whoever waits for a snapshot need not any more."""
@@ -301,9 +319,10 @@ class AsyncEngine:
             self.died.set()
         self._end_look()
         entries, self._open = self._open, {}
-        for stream, index, listener in entries.values():
-            listener.end(index)
-            stream.fail(error)
+        self._names.clear()
+        for entry in entries.values():
+            entry.listener.end(entry.index)
+            entry.stream.fail(error)
 
 
 def join_updates(parts: Sequence[RequestUpdate]) -> RequestUpdate:
@@ -325,6 +344,7 @@ def join_updates(parts: Sequence[RequestUpdate]) -> RequestUpdate:
         logprobs,
         last.output,
         tuple(specials),
+        last.handle,
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
@@ -14,6 +15,7 @@ from headway.config import ConfigError, SamplingParams, Structured
 from headway.core.plan import Int32
 from headway.core.policies import SLO_CLASSES
 from headway.core.request import Request, RequestRefused
+from headway.core.rest import MAX_IDLE_STEPS, RestRule
 from headway.core.scheduler import Scheduler
 from headway.engine.bad_words import banned_sequences
 from headway.engine.loop import EngineLoop, StepReport
@@ -24,8 +26,8 @@ from headway.models.loading import ChatTemplateError, Tokenizer
 
 Prompt = str | Sequence[int] | Int32
 
-MAX_IDLE_STEPS = 16
-"""So many steps in a row that change nothing while requests are unfinished mean that none ever will."""
+MAX_PAUSE_S = 60.0
+"""A hold is looked at again after so long, however long it lasts: who waits need not think of overflows."""
 
 MAX_PRIORITY = 2**31 - 1
 """Priorities go from minus this to this."""
@@ -50,7 +52,7 @@ class Prepared:
 
 @dataclass
 class Engine:
-    """Takes prompts, makes updates. Used by one thread; :meth:`EngineLoop.abort` is for others.
+    """Takes prompts, makes updates. Used by one thread at a time; :meth:`prepare` may be called by others meanwhile.
 
     Attributes:
         loop: drives scheduler and executor.
@@ -61,6 +63,7 @@ class Engine:
         kv_block_bytes: of one KV block over all layers; 0 if there are none.
         memory_use: reads what memory the KV blocks take; may be called from any thread.
         on_close: called once at the end.
+        sleep: how :meth:`step` waits, for so many seconds of the loop's clock.
         compile_form: compiles forms of outputs, so that no step has to; may be called from any thread. Raises
             :class:`ConfigError` for one that cannot be used. ``None`` if the executor keeps to none.
         sampling_defaults: sampling parameters that hold where nothing else is said, by name; all else is as
@@ -77,8 +80,13 @@ class Engine:
     on_close: Callable[[], None] | None = None
     compile_form: Callable[[Structured], Structured] | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    _idle_steps: int = field(default=0, init=False)
+    sleep: Callable[[float], None] = time.sleep
+    _rest: RestRule = field(init=False)
+    _resume_s: float = field(default=-inf, init=False)
     _closed: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._rest = RestRule(self.scheduler)
 
     @property
     def scheduler(self) -> Scheduler:
@@ -196,42 +204,62 @@ class Engine:
             add_special_tokens=False,  # the template writes them all
         )
 
-    def add(self, prepared: Prepared) -> None:
+    def add(self, prepared: Prepared) -> int:
         """Enter a prepared request.
+
+        Returns:
+            Its handle, by which updates and aborts know it.
 
         Raises:
             RequestRefused: meanwhile another unfinished request has its id.
         """
-        self.loop.add(prepared.request, prepared.text)
+        self._resume_s = -inf
+        return self.loop.add(prepared.request, prepared.text)
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; its last update comes with the next step. Unknown ids are ignored."""
-        self.loop.abort(request_id)
+    def abort(self, handle: int) -> None:
+        """End a request now; its last update comes with the next step. Handles of ended requests are ignored."""
+        if self._closed:
+            return
+        self._resume_s = -inf
+        self.loop.abort(handle)
         self.loop.apply_aborts()
 
+    @property
+    def pause_s(self) -> float:
+        """For so many seconds another step would change nothing, unless a request comes or goes: the policy holds them
+        back for so long. 0 if there is something to do now."""
+        if self._resume_s == -inf:
+            return 0.0
+        return min(max(0.0, self._resume_s - self.loop.clock()), MAX_PAUSE_S)
+
     def step(self) -> tuple[RequestUpdate, ...]:
-        """Run one step; only what is for the clients.
+        """Run one step, when its time has come; only what is for the clients.
 
         Raises:
             EngineStalled: nothing moves any more.
         """
+        if (pause_s := self.pause_s) > 0:
+            self.sleep(pause_s)
         return self.advance().updates
 
-    def advance(self) -> StepReport:
-        """Run one step; all that happened.
+    def advance(self, late_aborts: Callable[[], Iterable[int]] = tuple) -> StepReport:
+        """Run one step now; all that happened. Who calls it in a loop waits for :attr:`pause_s` in between.
+
+        Args:
+            late_aborts: see :meth:`EngineLoop.step`.
 
         Raises:
             EngineStalled: nothing moves any more.
         """
         if self._closed:
             raise RuntimeError("the engine is closed")
-        report = self.loop.step()
-        if report.plan is not None or report.events or not self.has_work:
-            self._idle_steps = 0
-            return report
-        self._idle_steps += 1
-        if self._idle_steps >= MAX_IDLE_STEPS:
+        report = self.loop.step(late_aborts)
+        moved = report.plan is not None or bool(report.events)
+        now = self.loop.clock()
+        resume_s = self._rest.observe(now, moved=moved)
+        if resume_s == inf:
             raise EngineStalled(f"no request moved in {MAX_IDLE_STEPS} steps\n{describe_state(self.scheduler)}")
+        self._resume_s = resume_s if resume_s > now else -inf
         return report
 
     def close(self) -> None:

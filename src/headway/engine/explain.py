@@ -63,6 +63,7 @@ class _Case:
     config: SchedulerConfig
     cache: CacheConfig
     runs: bool
+    now: float | None
 
     @property
     def other(self) -> str:
@@ -70,21 +71,29 @@ class _Case:
         return f"request {self.reason.by}" if self.reason.by else "another request"
 
 
-def explain(reason: WaitReason, config: SchedulerConfig, cache: CacheConfig, *, runs: bool = False) -> Explanation:
+def explain(
+    reason: WaitReason,
+    config: SchedulerConfig,
+    cache: CacheConfig,
+    *,
+    runs: bool = False,
+    now: float | None = None,
+) -> Explanation:
     """Put a reason into words.
 
     Args:
         reason: what the scheduler said.
         config, cache: the limits it speaks of.
         runs: whether the request is in a slot, so that it is only a step that it was left out of.
+        now: the time on the scheduler's clock, for reasons that end at a time.
     """
-    text, release = _SENTENCES[reason.code](_Case(reason, config, cache, runs))
+    text, release = _SENTENCES[reason.code](_Case(reason, config, cache, runs, now))
     return Explanation(TITLES[reason.code], text, release)
 
 
 def blockers(reason: WaitReason, seen: Inspection) -> tuple[str, ...]:
     """The requests that stand in the way, the most important first; at most ``MAX_BLOCKERS``."""
-    if reason.by and reason.code is not ReasonCode.POLICY_HOLD:
+    if reason.by:
         return (reason.by,)
     rows = seen.rows
     if reason.code is ReasonCode.QUEUE_POSITION and reason.need and seen.waiting:
@@ -187,8 +196,14 @@ def _prefill_cadence(case: _Case) -> tuple[str, str]:
 
 
 def _policy_hold(case: _Case) -> tuple[str, str]:
-    why = f": {case.reason.by}" if case.reason.by else ""
-    return f"The policy {case.config.scheduling_policy} holds it back{why}.", "The policy lets it go."
+    why = f": {case.reason.why}" if case.reason.why else ""
+    until_s = case.reason.until_s
+    when = (
+        f", in {max(0.0, until_s - case.now):.3g} s at the latest"
+        if until_s is not None and case.now is not None
+        else ""
+    )
+    return f"The policy {case.config.scheduling_policy} holds it back{why}.", f"The policy lets it go{when}."
 
 
 def _in_flight(case: _Case) -> tuple[str, str]:

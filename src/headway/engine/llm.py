@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+import itertools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from headway.core.request import RequestRefused
 from headway.engine.engine import Engine, Prepared, Prompt
 from headway.engine.outputs import REFUSED, CompletionOutput, RequestError, RequestOutput, RequestUpdate
 from headway.engine.progress import GenerationProgress
+from headway.engine.turns import Call, CallStream, Turns
 
 OnRefusal = Literal["raise", "return"]
 Conversation = Sequence[Mapping[str, Any]]
@@ -29,23 +31,6 @@ class PromptRefused(RequestRefused):
     def __init__(self, index: int, refusal: RequestRefused) -> None:
         super().__init__(refusal.field, refusal.value, refusal.limit, f"prompt {index}: {refusal}")
         self.index = index
-
-
-@dataclass
-class _Call:
-    """The requests of one call. Each call has its own, so calls may overlap.
-
-    Attributes:
-        prepared: not yet in the engine, by index.
-        refused: final outputs of the refused ones, by index.
-        index_of: request id -> index, for those that have not ended.
-        updates: arrived and not yet taken.
-    """
-
-    prepared: dict[int, Prepared] = field(default_factory=dict)
-    refused: dict[int, RequestOutput] = field(default_factory=dict)
-    index_of: dict[str, int] = field(default_factory=dict)
-    updates: deque[RequestUpdate] = field(default_factory=deque)
 
 
 @dataclass(frozen=True)
@@ -69,15 +54,19 @@ class _Wishes:
 class OfflineLLM:
     """Runs prompts on an engine in the caller's thread: the engine moves while a call waits for its outputs.
 
+    Calls may come from several threads. They take turns step by step, and every step moves the requests of all of them,
+    so each call gets the outputs that it would get alone.
+
     Args:
         engine: used by nobody else.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._calls: dict[str, _Call] = {}
-        """request id -> the call that waits for it."""
-        self._num_requests = 0
+        self._turns = Turns(engine)
+        self._numbers = itertools.count(1)
+        self._preparing = threading.Lock()
+        """Tokenizers are not made for several threads at a time."""
 
     @property
     def default_sampling_params(self) -> SamplingParams:
@@ -166,21 +155,26 @@ class OfflineLLM:
         deadline_s: float | Sequence[float | None] | None = None,
         slo: str | Sequence[str] = "",
         errors: OnRefusal = "raise",
-    ) -> Iterator[tuple[int, RequestUpdate]]:
+    ) -> CallStream:
         """Complete all prompts and hand out what is new as soon as it is there.
 
         The arguments and errors are those of :meth:`generate`; refusals are raised by this call, not while iterating.
-        Requests enter the engine when the iteration begins. If it is left early, they are aborted.
+        Requests enter the engine when the iteration begins. If it is left early or closed, they are aborted. While
+        nobody iterates, the engine moves only if another call waits for something; updates are kept until read.
 
         Returns:
-            Pairs of a prompt's index and its update; the last one of each prompt has the whole output.
+            An iterator, which another thread may close, of pairs of a prompt's index and its update; the last one of
+            each prompt has the whole output.
         """
         wishes = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo)
-        return self._run(self._prepare_prompts(prompts, wishes, errors))
+        return CallStream(self._turns, self._prepare_prompts(prompts, wishes, errors))
 
     def close(self) -> None:
-        """Take no more prompts and close the trace; memory goes with the object. More calls do nothing."""
-        self.engine.close()
+        """Take no more prompts and close the trace; memory goes with the object. More calls do nothing.
+
+        Calls in progress in other threads get a ``RuntimeError``.
+        """
+        self._turns.close()
 
     def __enter__(self) -> OfflineLLM:
         return self
@@ -192,7 +186,7 @@ class OfflineLLM:
 
     # --- preparing a call ----------------------------------------------------------------------------------
 
-    def _prepare_prompts(self, prompts: Prompt | Sequence[Prompt], wishes: _Wishes, errors: OnRefusal) -> _Call:
+    def _prepare_prompts(self, prompts: Prompt | Sequence[Prompt], wishes: _Wishes, errors: OnRefusal) -> Call:
         listed = list_prompts(prompts)
         settings = wishes.by_prompt(len(listed))
 
@@ -201,68 +195,39 @@ class OfflineLLM:
 
         return self._prepare(len(listed), prepare, errors)
 
-    def _prepare(self, count: int, prepare: Callable[[int, str], Prepared], errors: OnRefusal) -> _Call:
+    def _prepare(self, count: int, prepare: Callable[[int, str], Prepared], errors: OnRefusal) -> Call:
         """Check all prompts before any is run."""
         if errors not in ("raise", "return"):
             raise ConfigError("errors", errors, "must be 'raise' or 'return'")
-        call = _Call()
+        call = Call()
         for index in range(count):
-            self._num_requests += 1
-            request_id = f"llm-{self._num_requests}"
+            request_id = f"llm-{next(self._numbers)}"
             try:
-                call.prepared[index] = prepare(index, request_id)
+                with self._preparing:
+                    call.prepared[index] = prepare(index, request_id)
             except RequestRefused as refusal:
                 if errors == "raise":
                     raise PromptRefused(index, refusal) from refusal
-                call.refused[index] = refused_output(request_id, refusal)
+                output = refused_output(request_id, refusal)
+                call.updates.append((index, RequestUpdate(request_id, "", (), None, output)))
         return call
 
     # --- running it ----------------------------------------------------------------------------------------
 
-    def _outputs(self, call: _Call, use_progress: bool) -> list[RequestOutput]:
+    def _outputs(self, call: Call, use_progress: bool) -> list[RequestOutput]:
         """The final outputs, in order."""
         outputs: dict[int, RequestOutput] = {}
-        count = len(call.prepared) + len(call.refused)
-        with GenerationProgress(self.engine.scheduler, count) if use_progress else nullcontext() as progress:
-            for index, update in self._run(call):
+        count = len(call.prepared) + len(call.updates)
+        with (
+            GenerationProgress(self.engine.scheduler, count) if use_progress else nullcontext() as progress,
+            closing(CallStream(self._turns, call)) as stream,
+        ):
+            for index, update in stream:
                 if progress is not None:
                     progress.update(update)
                 if update.output is not None:
                     outputs[index] = update.output
         return [outputs[index] for index in range(count)]
-
-    def _run(self, call: _Call) -> Iterator[tuple[int, RequestUpdate]]:
-        """Enter the requests and move the engine until all of them have ended."""
-        for index, output in call.refused.items():
-            yield index, RequestUpdate(output.request_id, "", (), None, output)
-        try:
-            for index, prepared in call.prepared.items():
-                self.engine.add(prepared)
-                request_id = prepared.request.request_id
-                call.index_of[request_id] = index
-                self._calls[request_id] = call
-            while call.index_of or call.updates:
-                if not call.updates:
-                    self._step()
-                    continue
-                update = call.updates.popleft()
-                index = call.index_of[update.request_id]
-                if update.output is not None:
-                    del call.index_of[update.request_id]
-                yield index, update
-        finally:
-            for request_id in call.index_of:
-                self._calls.pop(request_id, None)
-                self.engine.abort(request_id)
-
-    def _step(self) -> None:
-        """One step of the engine; every update goes to the call that waits for it."""
-        for update in self.engine.step():
-            call = self._calls.get(update.request_id)
-            if call is not None:
-                call.updates.append(update)
-                if update.output is not None:
-                    del self._calls[update.request_id]
 
 
 def list_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

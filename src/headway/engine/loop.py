@@ -1,7 +1,7 @@
 """The engine's loop: schedule, submit, collect, update, report; over and over.
 
-It has no thread and no event loop of its own: whoever owns it calls :meth:`EngineLoop.step`. Only
-:meth:`EngineLoop.abort` may be called from another thread.
+It has no thread and no event loop of its own: whoever owns it calls :meth:`EngineLoop.step`. Requests are known by
+the handle that the scheduler gave them: their names may be used again, handles never are.
 
 Errors: whatever goes wrong while a step is computed ends the requests of that step, and nothing else. An exception
 of the scheduler itself is a bug after which its state cannot be trusted, and goes to the caller.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -112,15 +112,18 @@ class EngineLoop:
         self._isolate_errors = isolate_errors
         self._executor_times = executor_times
         self._flights: deque[_Flight] = deque()
-        self._aborts: deque[str] = deque()
+        self._aborts: deque[int] = deque()
         self._events: list[Event] = []
         self._seconds: dict[str, float] = {}
         """Parts of the step being made."""
 
     # --- requests come and go ------------------------------------------------------------------------------
 
-    def add(self, request: Request, prompt_text: str | None = None) -> None:
+    def add(self, request: Request, prompt_text: str | None = None) -> int:
         """Enter a request.
+
+        Returns:
+            Its handle.
 
         Raises:
             RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
@@ -133,10 +136,11 @@ class EngineLoop:
         if self.processor is not None and outlet is not None:
             self.processor.add(request.handle, outlet)
         self._settle_events()
+        return request.handle
 
-    def abort(self, request_id: str) -> None:
-        """Have a request ended before anything else of it is delivered. Unknown ids are ignored."""
-        self._aborts.append(request_id)
+    def abort(self, handle: int) -> None:
+        """Have a request ended before anything else of it is delivered. Handles of ended requests are ignored."""
+        self._aborts.append(handle)
 
     def apply_aborts(self) -> None:
         """End what was to be aborted now. Every step does so by itself, at its beginning and before its outputs."""
@@ -153,11 +157,15 @@ class EngineLoop:
 
     # --- the step ------------------------------------------------------------------------------------------
 
-    def step(self) -> StepReport:
-        """Run one step: fill the pipe of plans, then take in the result of the oldest one."""
+    def step(self, late_aborts: Callable[[], Iterable[int]] = tuple) -> StepReport:
+        """Run one step: fill the pipe of plans, then take in the result of the oldest one.
+
+        Args:
+            late_aborts: asked for handles of requests to end after the wait for the result, before its outputs.
+        """
         self.apply_aborts()
         self._launch()
-        landed = self._collect()
+        landed = self._collect(late_aborts)
         output = self._update(*landed) if landed is not None else None
         return self._report(landed[0] if landed is not None else None, output)
 
@@ -179,7 +187,7 @@ class EngineLoop:
             with self._isolated(flight):
                 self._executor.submit(plan)
 
-    def _collect(self) -> tuple[StepPlan, StepResult] | None:
+    def _collect(self, late_aborts: Callable[[], Iterable[int]]) -> tuple[StepPlan, StepResult] | None:
         """Wait for the oldest plan in flight; then the aborts that came meanwhile are due, before its outputs."""
         if not self._flights:
             return None
@@ -189,6 +197,7 @@ class EngineLoop:
             with self._isolated(flight):
                 result = self._matching_result(flight.plan)
         self._flights.popleft()
+        self._aborts.extend(late_aborts())
         self.apply_aborts()
         if result is None:
             self.metrics.counters.steps_failed += 1
@@ -223,8 +232,8 @@ class EngineLoop:
         if self.processor is not None:
             to_end = self.processor.deliver(plan, result, output)
             self._settle_events()
-            for request_id, why in to_end.items():
-                self._end(request_id, why)
+            for handle, why in to_end.items():
+                self._end(handle, why)
         self._settle_events()
         self._count_phase("output", start_s)
         return output
@@ -244,10 +253,10 @@ class EngineLoop:
 
     # --- parts of it ---------------------------------------------------------------------------------------
 
-    def _end(self, request_id: str, why: str) -> None:
+    def _end(self, handle: int, why: str) -> None:
         """End a request in the scheduler, if it is live."""
-        if self.scheduler.abort(request_id, self.clock()) and self._trace is not None:
-            self._trace.abort(request_id, why)
+        if self.scheduler.abort(handle, self.clock()) and self._trace is not None:
+            self._trace.abort(handle, why)
 
     def _settle_events(self) -> None:
         """Count what happened, and make the outputs of what ended."""

@@ -1,4 +1,8 @@
-"""What goes into the engine's thread and what comes out of it: plain records, so that it could as well be a process."""
+"""What goes into the engine's thread and what comes out of it: plain records, so that it could as well be a process.
+
+Requests are known by *serials*, numbers that the sender of a :class:`Submit` gives and never gives again. So whatever
+comes late, an abort, a deadline or an update, concerns the request that was meant or nobody: names may be used again.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +14,23 @@ from headway.engine.outputs import RequestUpdate
 
 @dataclass(frozen=True)
 class Submit:
-    """Enter these requests."""
+    """Enter these requests, each with its serial."""
 
-    prepared: tuple[Prepared, ...]
+    entries: tuple[tuple[int, Prepared], ...]
 
 
 @dataclass(frozen=True)
 class Abort:
-    """End these requests wherever they are; ids that are not live are ignored."""
+    """End these requests wherever they are; serials of ended ones are ignored."""
 
-    request_ids: tuple[str, ...]
+    serials: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Expire:
     """End these requests if none of them has begun; their error is then of kind "timeout"."""
 
-    request_ids: tuple[str, ...]
+    serials: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -47,12 +51,13 @@ class StepMessage:
     """All that one step has to tell; there is one per step, not one per token.
 
     Attributes:
-        first: requests whose first token was sampled in this step, though its text may come later.
-        updates: for the clients, in order. Every submitted request gets exactly one with an output, its last.
+        first: serials of requests whose first token was sampled in this step, though its text may come later.
+        updates: for the clients, with serials, in order. Every submitted request gets exactly one with an output, its
+            last.
     """
 
-    first: tuple[str, ...]
-    updates: tuple[RequestUpdate, ...]
+    first: tuple[int, ...]
+    updates: tuple[tuple[int, RequestUpdate], ...]
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,7 @@ class RequestUpdate:
         text, token_ids, logprobs: what is new; log probabilities are ``None`` unless asked for.
         output: the whole output, with the last update.
         specials: special tokens that left no text, by their place in this ``text``.
+        handle: the number that the engine gave the request and gives no other; -1 if it never entered.
     """
 
     request_id: str
@@ -139,3 +140,4 @@ class RequestUpdate:
     logprobs: tuple[TokenLogprobs | None, ...] | None = None
     output: RequestOutput | None = None
     specials: tuple[Special, ...] = ()
+    handle: int = -1

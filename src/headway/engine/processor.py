@@ -23,6 +23,7 @@ class RequestOutlet:
 
     def __init__(self, request: Request, prompt_text: str | None, token_bytes: TokenBytes | None) -> None:
         self.request_id = request.request_id
+        self.handle = request.handle
         self.sampling = request.sampling
         self.prompt_text = prompt_text
         self.prompt_token_ids = tuple(request.tokens.tolist())
@@ -55,7 +56,9 @@ class RequestOutlet:
         piece = self.stream.take()
         if piece.is_empty and output is None:
             return None
-        return RequestUpdate(self.request_id, piece.text, piece.token_ids, piece.logprobs, output, piece.specials)
+        return RequestUpdate(
+            self.request_id, piece.text, piece.token_ids, piece.logprobs, output, piece.specials, self.handle
+        )
 
 
 class OutputProcessor:
@@ -82,7 +85,8 @@ class OutputProcessor:
         return RequestOutlet(request, prompt_text, self._token_bytes[request.sampling.skip_special_tokens])
 
     def add(self, handle: int, outlet: RequestOutlet) -> None:
-        """The scheduler has taken the request."""
+        """The scheduler has taken the request and given it its handle."""
+        outlet.handle = handle
         self._outputs[handle] = outlet
 
     @property
@@ -90,12 +94,12 @@ class OutputProcessor:
         """Whether there is something to take."""
         return bool(self._updates)
 
-    def deliver(self, plan: StepPlan, result: StepResult, output: StepOutput) -> dict[str, str]:
+    def deliver(self, plan: StepPlan, result: StepResult, output: StepOutput) -> dict[int, str]:
         """Take in what a step delivered.
 
         Returns:
-            Requests to end now though the scheduler goes on with them, with "stop" (a stop string was found) or
-            "error" (their output cannot be made).
+            Handles of requests to end now though the scheduler goes on with them, with "stop" (a stop string was found)
+            or "error" (their output cannot be made).
         """
         self._handle_of.update((row.slot, row.handle) for row in plan.admitted)
         for row, part in result.prompt_logprobs.items():
@@ -103,7 +107,7 @@ class OutputProcessor:
             if out is not None and isinstance(part, PromptLogprobs):
                 out.collect_prompt_logprobs(part)
         ended = {event.handle: event.reason for event in output.finished}
-        to_end: dict[str, str] = {}
+        to_end: dict[int, str] = {}
         rows, handles = output.rows.tolist(), output.handles.tolist()
         for row, handle, tokens, count in zip(
             rows, handles, output.tokens.tolist(), output.counts.tolist(), strict=True
@@ -117,7 +121,7 @@ class OutputProcessor:
             if reason is not None:
                 continue
             if out.error or out.stream.stop is not None:
-                to_end[out.request_id] = "error" if out.error else "stop"
+                to_end[handle] = "error" if out.error else "stop"
             else:
                 self._put(out.take_update())
         return to_end

@@ -53,7 +53,8 @@ def _reason(reason: WaitReason | None) -> str:
     if reason is None:
         return "was served"
     by = f", by {reason.by}" if reason.by else ""
-    return f"{reason.code.value} (need {reason.need}, free {reason.free}{by})"
+    why = f": {reason.why}" if reason.why else ""
+    return f"{reason.code.value} (need {reason.need}, free {reason.free}{by}){why}"
 
 
 def _rest(count: int) -> Iterator[str]:

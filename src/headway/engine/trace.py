@@ -22,7 +22,7 @@ from headway.core.request import Request
 from headway.engine.trace_records import plan_to_json, request_to_json, result_to_json
 
 FORMAT = "headway-trace"
-VERSION = 2
+VERSION = 3
 
 KINDS = ("header", "add", "abort", "plan", "result", "finish", "t")
 """Kinds of lines; the key ``kind`` of every line is one of these."""
@@ -100,9 +100,9 @@ class TraceWriter:
         """A request entered the scheduler."""
         self._put(request_to_json(request, with_arrival=self._clock_decides))
 
-    def abort(self, request_id: str, why: str) -> None:
+    def abort(self, handle: int, why: str) -> None:
         """A live request was aborted in the scheduler; ``why`` is "client", "stop" or "error"."""
-        self._put({"kind": "abort", "request_id": request_id, "why": why})
+        self._put({"kind": "abort", "handle": handle, "why": why})
 
     def plan(self, plan: StepPlan, now: float) -> None:
         """``schedule(now)`` made this plan, which may have no rows."""

@@ -10,7 +10,9 @@ import dataclasses
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from headway.core.request import Request, RequestRefused, Status
 from headway.engine.engine import Engine, Prepared
@@ -42,11 +44,17 @@ class EngineWorker:
         self._post = post
         self._clock = clock
         self._inbox: queue.SimpleQueue[Order] = queue.SimpleQueue()
-        self._live: dict[str, Request] = {}
-        self._no_token_yet: dict[int, str] = {}
-        """handle -> id of live requests whose first token was not sampled yet."""
-        self._expired: dict[str, None] = {}
-        self._refused: list[RequestUpdate] = []
+        self._early: deque[Order] = deque()
+        """Orders that were taken out of the inbox in the middle of a step, to be carried out after it."""
+        self._live: dict[int, Request] = {}
+        """By serial."""
+        self._serial_of: dict[int, int] = {}
+        """handle -> serial of live requests."""
+        self._no_token_yet: set[int] = set()
+        """Handles of live requests whose first token was not sampled yet."""
+        self._expired: set[int] = set()
+        """Serials of live requests that are being ended because of their deadline."""
+        self._refused: list[tuple[int, RequestUpdate]] = []
         self._monitor: Monitor | None = Monitor(engine)
         self.last_look = self._monitor.snapshot(clock())
         self.heartbeat = Heartbeat(clock(), False, 0, None)
@@ -63,11 +71,11 @@ class EngineWorker:
         return not self._thread.is_alive()
 
     def order(self, order: Order) -> None:
-        """Have something done before the next step. Aborts count from the outputs of the step in progress on."""
+        """Have something done before the next step. Aborts count from the outputs of the step in progress on.
+
+        One queue says what came before what: there is nothing else that two threads write.
+        """
         self._inbox.put(order)
-        if isinstance(order, Abort):
-            for request_id in order.request_ids:
-                self._engine.loop.abort(request_id)
 
     # --- in the thread -------------------------------------------------------------------------------------
 
@@ -83,16 +91,16 @@ class EngineWorker:
 
     def _turn(self) -> bool:
         """Carry out orders, then do a step if there is work; ``False`` if it is time to stop."""
-        idle = not self._engine.has_work
-        if idle:
-            self._beat(busy=False)
-        for order in self._orders(wait=idle):
+        orders = self._orders(self._engine.pause_s if self._engine.has_work else None)
+        if not self.heartbeat.busy:
+            self._beat(busy=True)
+        for order in orders:
             if isinstance(order, Stop):
                 return False
             self._carry_out(order)
         if self._engine.has_work:
             began_s = self._clock()
-            report = self._engine.advance()
+            report = self._engine.advance(self._late_aborts)
             self._watch(report, self._clock() - began_s)
             self._tell(report)
             beat = self.heartbeat
@@ -102,52 +110,70 @@ class EngineWorker:
             self._tell(None)
         return True
 
-    def _orders(self, *, wait: bool) -> list[Order]:
-        """What came in since the last turn."""
-        orders = []
-        if wait:
-            orders.append(self._inbox.get())
-            self._beat(busy=True)
-        try:
+    def _orders(self, wait_s: float | None) -> list[Order]:
+        """What came in since the last turn; if nothing did, wait for ``wait_s``, or for as long as it takes."""
+        self._take_in()
+        if not self._early and wait_s != 0:
+            self._beat(busy=False)
+            with suppress(queue.Empty):
+                self._early.append(self._inbox.get(timeout=wait_s))
+            self._take_in()
+        orders = list(self._early)
+        self._early.clear()
+        return orders
+
+    def _take_in(self) -> None:
+        """Empty the inbox."""
+        with suppress(queue.Empty):
             while True:
-                orders.append(self._inbox.get_nowait())
-        except queue.Empty:
-            return orders
+                self._early.append(self._inbox.get_nowait())
+
+    def _late_aborts(self) -> list[int]:
+        """Handles of live requests that were aborted while the step ran. The orders stay in their place: what was
+        submitted before an abort and has not entered yet is ended when that is carried out."""
+        self._take_in()
+        aborts = (order for order in self._early if isinstance(order, Abort))
+        return [self._live[serial].handle for order in aborts for serial in order.serials if serial in self._live]
 
     def _carry_out(self, order: Submit | Abort | Expire | Look) -> None:
         if isinstance(order, Submit):
-            for prepared in order.prepared:
-                self._add(prepared)
+            for serial, prepared in order.entries:
+                self._add(serial, prepared)
         elif isinstance(order, Abort):
-            for request_id in order.request_ids:
-                self._engine.abort(request_id)
+            for serial in order.serials:
+                if serial in self._live:
+                    self._engine.abort(self._live[serial].handle)
         elif isinstance(order, Expire):
-            self._expire(order.request_ids)
+            self._expire(order.serials)
         else:
             self._look()
 
-    def _add(self, prepared: Prepared) -> None:
+    def _add(self, serial: int, prepared: Prepared) -> None:
         request = prepared.request
         try:
-            self._engine.add(prepared)
+            handle = self._engine.add(prepared)
         except RequestRefused as refusal:
-            self._refused.append(_refused(request.request_id, refused_output(request.request_id, refusal)))
+            self._refuse(serial, refused_output(request.request_id, refusal))
             return
         except Exception as error:
             logger.exception("request %r could not be added", request.request_id)
             failure = RequestError("error", f"it could not be added: {type(error).__name__}: {error}")
             output = RequestOutput(request.request_id, None, (), (CompletionOutput("", (), "error"),), error=failure)
-            self._refused.append(_refused(request.request_id, output))
+            self._refuse(serial, output)
             return
-        self._live[request.request_id] = request
-        self._no_token_yet[request.handle] = request.request_id
+        self._live[serial] = request
+        self._serial_of[handle] = serial
+        self._no_token_yet.add(handle)
 
-    def _expire(self, request_ids: Sequence[str]) -> None:
-        waiting = [name for name in request_ids if name in self._live and self._live[name].status is Status.WAITING]
-        if len(waiting) == len(request_ids):
-            for name in waiting:
-                self._expired[name] = None
-                self._engine.abort(name)
+    def _refuse(self, serial: int, output: RequestOutput) -> None:
+        self._refused.append((serial, RequestUpdate(output.request_id, "", (), None, output)))
+
+    def _expire(self, serials: Sequence[int]) -> None:
+        requests = [self._live.get(serial) for serial in serials]
+        if all(request is not None and request.status is Status.WAITING for request in requests):
+            for serial in serials:
+                self._expired.add(serial)
+                self._engine.abort(self._live[serial].handle)
 
     def _watch(self, report: StepReport, step_s: float) -> None:
         """Let the monitor see a step. Nobody's answer depends on it, so its errors end it and nothing else."""
@@ -169,31 +195,27 @@ class EngineWorker:
 
     def _tell(self, report: StepReport | None) -> None:
         """Post what happened, if it concerns anybody."""
-        first: list[str] = []
+        first: list[int] = []
         if self._no_token_yet and report is not None and report.output is not None:
-            for handle in report.output.handles.tolist():
-                name = self._no_token_yet.pop(handle, None)
-                if name is not None:
-                    first.append(name)
+            handles = [handle for handle in report.output.handles.tolist() if handle in self._no_token_yet]
+            first = [self._serial_of[handle] for handle in handles]
+            self._no_token_yet.difference_update(handles)
         updates, self._refused = self._refused, []
         for update in report.updates if report is not None else ():
-            updates.append(self._last(update, update.output) if update.output is not None else update)
+            serial = self._serial_of[update.handle]
+            updates.append((serial, update if update.output is None else self._last(serial, update, update.output)))
         if first or updates:
             self._post(StepMessage(tuple(first), tuple(updates)))
 
-    def _last(self, update: RequestUpdate, output: RequestOutput) -> RequestUpdate:
+    def _last(self, serial: int, update: RequestUpdate, output: RequestOutput) -> RequestUpdate:
         """Forget a request that ended; say so if it was its deadline that ended it."""
-        name = update.request_id
-        self._no_token_yet.pop(self._live.pop(name).handle, None)
-        if name not in self._expired:
+        del self._live[serial], self._serial_of[update.handle]
+        self._no_token_yet.discard(update.handle)
+        if serial not in self._expired:
             return update
-        del self._expired[name]
+        self._expired.remove(serial)
         error = RequestError(TIMEOUT, "the request had not begun by its deadline")
         return dataclasses.replace(update, output=dataclasses.replace(output, error=error))
 
     def _beat(self, *, busy: bool) -> None:
         self.heartbeat = dataclasses.replace(self.heartbeat, at_s=self._clock(), busy=busy)
-
-
-def _refused(request_id: str, output: RequestOutput) -> RequestUpdate:
-    return RequestUpdate(request_id, "", (), None, output)

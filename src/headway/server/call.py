@@ -120,7 +120,7 @@ class Call:
     def abort(self) -> None:
         """End it as its client asked: the answer ends with what there is."""
         if self._updates is not None:
-            self._engine.abort(self._updates.request_ids)
+            self._engine.abort(self._updates.serials)
         else:
             self._failure = ApiError(409, "the call was aborted before it began", code="aborted")
 
@@ -129,7 +129,7 @@ class Call:
         self._failure = error
         if self._updates is not None:
             self._updates.fail(error)
-            self._engine.abort(self._updates.request_ids)
+            self._engine.abort(self._updates.serials)
 
     def close(self) -> None:
         """Nobody waits for it any more. More calls do nothing."""
@@ -187,7 +187,7 @@ class Call:
 
     def _expire(self) -> None:
         if self._updates is not None:
-            self._engine.expire(self._updates.request_ids)
+            self._engine.expire(self._updates.serials)
         else:
             self._failure = ApiError(
                 504,

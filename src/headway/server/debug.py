@@ -146,7 +146,7 @@ class RequestView:
 
     def _reason(self, reason: WaitReason, *, runs: bool) -> dict[str, Any]:
         scheduler = self.service.engine.engine.scheduler
-        words = explain(reason, scheduler.config, scheduler.cache, runs=runs)
+        words = explain(reason, scheduler.config, scheduler.cache, runs=runs, now=self.snapshot.at_s)
         key = (reason.code, reason.by, reason.need > 0)
         if key not in self._blockers:
             self._blockers[key] = list(blockers(reason, self.snapshot.inspection))
@@ -159,6 +159,7 @@ class RequestView:
             "need": reason.need,
             "free": reason.free,
             "by": self._blockers[key],
+            "why": reason.why or None,
         }
 
 

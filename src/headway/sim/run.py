@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +17,15 @@ from headway.config import CacheConfig, SchedulerConfig
 from headway.core.events import Admitted, Event, Finished, Preempted, StepOutput
 from headway.core.plan import Int64, StepPlan
 from headway.core.request import RequestRefused
+from headway.core.rest import RestRule
 from headway.core.scheduler import Scheduler
 from headway.sim.timed import LatencyModel, TimedExecutor, VirtualClock
 from headway.sim.workload import Arrival
 
 Float64 = npt.NDArray[np.float64]
 
-MAX_IDLE_STEPS = 16
-"""So many steps in a row that change nothing, while nothing is to arrive, mean that none ever will."""
+MAX_POLLS = 60_000
+"""A hold of the policy that does not say how long it lasts may last for so many polls, ten minutes in all."""
 
 
 class SimulationStalled(RuntimeError):
@@ -140,6 +142,7 @@ class _Simulation:
         self._clock = VirtualClock()
         self._executor = TimedExecutor(latency, self._clock, vocab_size=vocab_size)
         self._scheduler = Scheduler(config, cache)
+        self._rest = RestRule(self._scheduler, max_polls=MAX_POLLS)
         self._depth = depth
         self._vocab_size = vocab_size
         self._plans: deque[StepPlan] = deque()
@@ -148,23 +151,28 @@ class _Simulation:
         self._report = SimReport.empty(len(work))
 
     def run(self) -> SimReport:
-        idle_steps = 0
         while self._work or self._scheduler.has_unfinished:
             self._take_arrivals()
             self._launch()
-            self._fold(self._scheduler.take_events())
+            events = self._scheduler.take_events()
+            self._fold(events)
+            moved = bool(self._plans or events)
             if self._plans:
                 self._land()
-                idle_steps = 0
-            elif self._scheduler.has_unfinished and idle_steps < MAX_IDLE_STEPS:
-                idle_steps += 1
-            elif self._work:
-                self._clock.advance_to(self._work[0][1].arrival_s)
-                idle_steps = 0
-            elif self._scheduler.has_unfinished:
-                raise SimulationStalled(f"no request moves; they wait for {self._scheduler.wait_reasons()}")
+            self._rest_until(self._rest.observe(self._clock(), moved=moved))
         self._report.makespan_s, self._report.busy_s = self._clock(), self._executor.busy_s
         return self._report
+
+    def _rest_until(self, time_s: float) -> None:
+        """Let the time in which nothing can change pass at once."""
+        if not self._scheduler.has_unfinished:
+            time_s = inf
+        if self._work:
+            time_s = min(time_s, self._work[0][1].arrival_s)
+        if time_s < inf:
+            self._clock.advance_to(time_s)
+        elif self._scheduler.has_unfinished:
+            raise SimulationStalled(f"no request moves; they wait for {self._scheduler.wait_reasons()}")
 
     def _take_arrivals(self) -> None:
         report = self._report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headway.config import ConfigError, SchedulerConfig
-from headway.core.policies.base import OrderKey, Policy, PolicyView
+from headway.core.policies.base import Hold, OrderKey, Policy, PolicyView
 from headway.core.policies.cache_aware import LongestPrefixFirst
 from headway.core.policies.deadline import SLO_CLASSES, EarliestDeadlineFirst
 from headway.core.policies.fair import FairShare
@@ -50,6 +50,7 @@ __all__ = [
     "EarliestDeadlineFirst",
     "FairShare",
     "FirstComeFirstServed",
+    "Hold",
     "LongestPrefixFirst",
     "OrderKey",
     "Policy",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import isfinite
 from typing import ClassVar, Protocol
 
 from headway.core.plan import Int64
@@ -11,6 +13,24 @@ from headway.core.request import Request
 
 OrderKey = tuple[int, float, int]
 """(class, rank, handle), smaller first: only a smaller class may displace; the handle makes the order total."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """A request that could be admitted has to wait all the same.
+
+    Attributes:
+        why: a sentence without its full stop.
+        until_s: when it ends at the latest, on the clock of :attr:`PolicyView.now`. ``None`` if the policy cannot say:
+            while nothing else is to be done it is then asked again and again, and nobody sleeps for longer than that.
+    """
+
+    why: str
+    until_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.until_s is not None and not isfinite(self.until_s):
+            raise ValueError(f"until_s is {self.until_s}; a hold ends at a time, or it is not known when (None)")
 
 
 class PolicyView(Protocol):
@@ -52,8 +72,8 @@ class Policy(ABC):
 
     @property
     def uses_clock(self) -> bool:
-        """Whether decisions depend on the time; a trace then has to carry it. So they do if requests age."""
-        return self.ageing_s > 0
+        """Whether decisions depend on the time, as if requests age or are held; a trace then has to carry it."""
+        return self.ageing_s > 0 or type(self).holds is not Policy.holds
 
     @abstractmethod
     def order_key(self, request: Request) -> OrderKey:
@@ -67,9 +87,9 @@ class Policy(ABC):
         """The ranks of all waiting requests, for policies by which one changes the rank of another."""
         return [self.rank(request, view) for request in waiting]
 
-    def holds(self, request: Request, view: PolicyView) -> str:
-        """Why a request that could be admitted must wait all the same (it is passed over); empty if it need not."""
-        return ""
+    def holds(self, request: Request, view: PolicyView) -> Hold | None:
+        """Why a request that could be admitted must wait all the same (it is passed over); ``None`` if it need not."""
+        return None
 
     def victim_rank(self, request: Request, cost: float) -> float:
         """Who gives way first within a class, smaller first; ``cost`` is what preempting it is predicted to cost."""
