@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from math import inf
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -168,6 +169,7 @@ class Engine:
         *,
         request_id: str,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        ending: Mapping[str, Any] = MappingProxyType({}),
         priority: int = 0,
         cache_salt: str = "",
         tenant: str = "",
@@ -179,6 +181,8 @@ class Engine:
         Args:
             messages: with "role" and "content".
             tools: JSON schemas of functions the model may call, for templates that know them.
+            ending: how the prompt ends: ``add_generation_prompt`` and ``continue_final_message`` of
+                :meth:`Tokenizer.apply_chat_template`.
 
         The other arguments are those of :meth:`prepare`.
 
@@ -188,7 +192,7 @@ class Engine:
         if self.tokenizer is None:
             raise RequestRefused("messages", "text", None, "this engine has no tokenizer, so it cannot chat")
         try:
-            text = self.tokenizer.apply_chat_template(messages, tools=tools)
+            text = self.tokenizer.apply_chat_template(messages, tools=tools, **ending)
         except ChatTemplateError as error:
             self.metrics.refused("messages")
             raise RequestRefused("messages", len(messages), None, str(error)) from error

@@ -124,6 +124,8 @@ class OfflineLLM:
         tenant: str | Sequence[str] = "",
         deadline_s: float | Sequence[float | None] | None = None,
         slo: str | Sequence[str] = "",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         use_progress: bool = False,
         errors: OnRefusal = "raise",
     ) -> list[RequestOutput]:
@@ -132,15 +134,24 @@ class OfflineLLM:
         Args:
             conversations: messages with "role" and "content", or lists of them.
             tools: JSON schemas of functions the model may call, for chat templates that know them.
+            add_generation_prompt: open the assistant's turn behind the last message.
+            continue_final_message: go on with the text of the last message instead.
 
         The other arguments, the result and the errors are those of :meth:`generate`.
         """
         listed = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
         settings = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo).by_prompt(len(listed))
 
+        if continue_final_message:
+            ending: dict[str, Any] = {"continue_final_message": True}
+        else:
+            ending = {} if add_generation_prompt else {"add_generation_prompt": False}
+
         def prepare(index: int, request_id: str) -> Prepared:
             messages: Any = listed[index]
-            return self.engine.prepare_chat(messages, request_id=request_id, tools=tools, **settings[index])
+            return self.engine.prepare_chat(
+                messages, request_id=request_id, tools=tools, ending=ending, **settings[index]
+            )
 
         return self._outputs(self._prepare(len(listed), prepare, errors), use_progress)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,9 +11,10 @@ from headway.config import ConfigError, SamplingParams
 from headway.config.server import ServerOptions
 from headway.server.errors import ApiError, bad_option, invalid
 from headway.server.forms import form_of
-from headway.server.protocol.chat import ChatBody, ChatMessage
+from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.completions import CompletionBody
 from headway.server.protocol.generation import GenerationBody
+from headway.server.protocol.tokens import TokenizeBody
 from headway.server.tools.choosing import ToolSupport, plan_tools
 from headway.server.tools.dialects import Tool
 from headway.server.tools.legacy import in_its_words, with_tools
@@ -37,11 +38,15 @@ class ChatPrompt:
     Attributes:
         messages, tools: as the template gets them.
         variables: for the template, as far as it knows them.
+        add_generation_prompt: whether the prompt ends with what opens the assistant's turn.
+        continue_final_message: whether it ends within the last message instead.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Tool, ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     @cached_property
     def num_chars(self) -> int:
@@ -219,7 +224,7 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
         options,
         max_model_len,
         settings,
-        prompts=(replace(conversation(body.messages, plan.tools), variables=template_variables(body)),),
+        prompts=(replace(conversation(body, plan.tools), variables=template_variables(body)),),
         prompt_field="messages",
         form_field=plan.form_field,
         make_tool_parser=plan.make_parser,
@@ -230,15 +235,26 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
     )
 
 
-def conversation(messages: Sequence[ChatMessage], tools: tuple[Tool, ...] = ()) -> ChatPrompt:
+def conversation(body: ChatBody | TokenizeBody, tools: tuple[Tool, ...] = ()) -> ChatPrompt:
     """A conversation as a prompt.
 
     Raises:
-        ApiError: there are no messages.
+        ApiError: there are no messages, or the last one cannot be continued.
     """
+    messages = body.messages
     if not messages:
         raise invalid("messages is empty; there must be one at least", "messages", "invalid_prompt")
-    return ChatPrompt(tuple(message.as_template_input() for message in messages), tools)
+    inputs = tuple(message.as_template_input() for message in messages)
+    goes_on = bool(body.continue_final_message)
+    if goes_on and body.add_generation_prompt:
+        message = "continue_final_message and add_generation_prompt exclude each other: one ends within a message"
+        raise invalid(message, "continue_final_message")
+    if goes_on and (not inputs[-1]["content"].strip() or "tool_calls" in inputs[-1]):
+        message = "continue_final_message needs a last message with a text, and without calls"
+        raise invalid(message, "continue_final_message")
+    return ChatPrompt(
+        inputs, tools, add_generation_prompt=body.add_generation_prompt is not False, continue_final_message=goes_on
+    )
 
 
 def _list_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> tuple[PromptInput, ...]:

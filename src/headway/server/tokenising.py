@@ -144,6 +144,10 @@ class Tokenising:
         try:
             tokenizer, variables = self._required("messages"), self._known(prompt.variables)
             more: dict[str, Any] = {"variables": variables} if variables else {}
+            if not prompt.add_generation_prompt:
+                more["add_generation_prompt"] = False
+            if prompt.continue_final_message:
+                more["continue_final_message"] = True
             text = tokenizer.apply_chat_template(prompt.messages, tools=prompt.tools or None, **more)
         except ChatTemplateError as error:
             raise RequestRefused("prompt", len(prompt.messages), None, str(error)) from error

@@ -78,6 +78,7 @@ class Tokenizer(Protocol):
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         """The prompt for a conversation, as the model's own template writes it, special tokens included.
 
@@ -87,6 +88,8 @@ class Tokenizer(Protocol):
             add_generation_prompt: end with what opens the assistant's turn.
             tools: JSON schemas of functions the model may call, for templates that know them.
             variables: more that the template knows, by name.
+            continue_final_message: end within the last message, behind its text, so that the model goes on with it;
+                then without what opens a turn.
 
         Raises:
             ChatTemplateError: the model has no template, or its template refuses the messages or leaves one out; or a
@@ -271,16 +274,19 @@ class FastTokenizer:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
+        continue_final_message: bool = False,
     ) -> str:
         if not self._inner.chat_template:
             raise ChatTemplateError(f"model {self.name!r} has no chat template; use plain completion with it")
 
         def render(conversation: Sequence[Message]) -> str:
-            return self._render(conversation, add_generation_prompt, tools, variables)
+            return self._render(conversation, opens_turn, tools, variables, continue_final_message)
+
+        opens_turn = add_generation_prompt and not continue_final_message
 
         cast = self._roles.cast(messages)
         text = render(cast)
-        self._roles.check_heard(cast, render, f"{bool(tools)} {add_generation_prompt} {variables}")
+        self._roles.check_heard(cast, render, f"{bool(tools)} {opens_turn} {continue_final_message} {variables}")
         return text
 
     def _render(
@@ -289,12 +295,14 @@ class FastTokenizer:
         add_generation_prompt: bool,
         tools: Sequence[Mapping[str, Any]] | None,
         variables: Mapping[str, Any] | None,
+        continue_final_message: bool,
     ) -> str:
         try:
             text = self._inner.apply_chat_template(
                 [dict(message) for message in messages],
                 tools=[dict(tool) for tool in tools] if tools else None,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tokenize=False,
                 **(variables or {}),
             )

@@ -120,6 +120,8 @@ class ChatBody(GenerationBody):
     function_call: FunctionChoice | None = None
 
     # For the chat template.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: Word | None = None
     verbosity: Word | None = None
     enable_thinking: bool | None = None

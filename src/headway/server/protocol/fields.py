@@ -205,6 +205,10 @@ _CHAT: list[Field] = [
     _used("parallel_tool_calls", "false allows one call where calls are forced"),
     _used("reasoning_effort", _VARIABLE + '; so is `enable_thinking`, which "none" turns off'),
     _used("verbosity", _VARIABLE),
+    _used(
+        "add_generation_prompt", "false ends the prompt behind the last message, so that any role may speak next", VLLM
+    ),
+    _used("continue_final_message", "the answer goes on with the text of the last message", VLLM),
     _used("chat_template_kwargs", "variables of the chat template", f"{VLLM}, {SGLANG}, {LLAMA_CPP}"),
     _used("enable_thinking", _VARIABLE, "Qwen"),
     _used("thinking", _VARIABLE + ", as `enable_thinking`", f"{ANTHROPIC}, DeepSeek", inside="thinking"),
@@ -217,8 +221,6 @@ _CHAT: list[Field] = [
     *_taken("audio", "only text is generated"),
     *_taken("cache_control", _CACHE_MARK, ANTHROPIC),
     *_refused("chat_template", "a template comes with the model, not with a call", VLLM, ("",)),
-    *_refused("add_generation_prompt", "the model always answers with a message of its own", VLLM, (True,)),
-    *_refused("continue_final_message", "the last message cannot be continued", VLLM, (False,)),
     *_refused("add_special_tokens", "the chat template writes all special tokens", VLLM, (False,)),
     *_refused("echo", "only completions can repeat their prompt", VLLM, (False,)),
     *_refused("documents", "documents are not supported; put them into a message", VLLM, _OFF),

@@ -12,6 +12,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Listed[ChatMessage] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

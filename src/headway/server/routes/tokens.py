@@ -27,7 +27,7 @@ async def tokenize(body: Annotated[TokenizeBody, Body()], request: Request) -> R
         raise errors.invalid("give either prompt or messages", "prompt")
     try:
         if body.messages is not None:
-            prompt = await off_loop(request, conversation, body.messages)
+            prompt = await off_loop(request, conversation, body)
             tokens = await service.tokenising.tokens_of(prompt)
         else:
             special = body.add_special_tokens is not False
