@@ -48,6 +48,10 @@ class ByteTokenizer:
         start = [BOS] if add_special_tokens and self.bos_token_id is not None else []
         return start + list(text.encode())
 
+    def token_places(self, text: str) -> list[int]:
+        added = [0] * (len(self.encode(text)) - len(text.encode()))
+        return added + [place for place, char in enumerate(text) for _ in char.encode()]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         kept = (token for token in ids if not (skip_special_tokens and token in self.special_token_ids))
         return b"".join(map(self.id_to_bytes, kept)).decode(errors="replace")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers
-from tokenizers.models import BPE
+from tokenizers.models import BPE, Unigram, WordPiece
 from transformers import PreTrainedTokenizerFast
 
 from headway.config import SamplingParams
@@ -48,6 +48,40 @@ def sentencepiece(*, prefix: bool = True) -> Tokenizer:
     return tokenizer
 
 
+def normalising() -> Tokenizer:
+    """As Qwen: composes characters before it splits a text into bytes."""
+    tokenizer = byte_level()
+    tokenizer.normalizer = normalizers.NFC()
+    return tokenizer
+
+
+def unigram() -> Tokenizer:
+    """As T5: pieces by likelihood, white space as a sign in front of words."""
+    pieces = [
+        ("<unk>", 0.0),
+        ("\u2581", -3.0),
+        ("\u2581hello", -1.0),
+        ("\u2581wo", -1.5),
+        *((char, -4.0) for char in "helowrd"),
+    ]
+    tokenizer = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=False))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    return tokenizer
+
+
+def wordpiece() -> Tokenizer:
+    """As BERT: small letters, words in pieces, no white space."""
+    pieces = ["[UNK]", "hello", "wo", "rl", "##rl", "##d", ".", "h", "##e"]
+    tokenizer = Tokenizer(WordPiece({piece: place for place, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    return tokenizer
+
+
+LOSSY: dict[str, Callable[[], Tokenizer]] = {"normalising": normalising, "unigram": unigram, "wordpiece": wordpiece}
+"""Kinds that do not give back every text."""
 KINDS: dict[str, Callable[[], Tokenizer]] = {
     "byte-level": byte_level,
     "sentencepiece": sentencepiece,
@@ -57,7 +91,7 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
 
 @functools.cache
 def load(kind: str) -> FastTokenizer:
-    inner = KINDS[kind]()
+    inner = (KINDS | LOSSY)[kind]()
     inner.add_special_tokens([AddedToken("<s>", special=True), AddedToken("</s>", special=True)])
     wrapped = PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>")
     return FastTokenizer(kind, Path(kind), wrapped, ())
@@ -112,3 +146,14 @@ def test_a_character_cut_off_in_the_end_is_a_replacement(kind: str) -> None:
 
     assert "".join(pieces).strip() == "hello\ufffd"
     assert "\ufffd" not in "".join(pieces[:-1])
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+@pytest.mark.parametrize("text", ["hello", "hello wo", "Hello world.", "hello  hello wo", "e\u0301 hello"])
+def test_a_lossy_tokenizers_stream_is_its_decoding_less_the_prompt(kind: str, text: str) -> None:
+    tokenizer = load(kind)
+    tokens = tokenizer.encode("hello " + text)
+
+    for cut in range(1, len(tokens)):
+        if tokenizer.decode(tokens).startswith(before := tokenizer.decode(tokens[:cut])):
+            assert before + "".join(stream(tokenizer, tokens[:cut], tokens[cut:])) == tokenizer.decode(tokens)

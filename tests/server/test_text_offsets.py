@@ -14,7 +14,7 @@ from headway.engine.detokenizer import unfinished_end
 from headway.models.loading.tokenizer import FastTokenizer
 from headway.server.answers.tokens import Offsets
 from tests.engine.builders import ByteTokenizer, ScriptedExecutor, echo
-from tests.engine.test_real_tokenizers import KINDS, load
+from tests.engine.test_real_tokenizers import KINDS, LOSSY, load
 from tests.server.running import Running, serving
 
 TEXTS = [
@@ -107,6 +107,45 @@ def test_the_offsets_of_an_output_are_the_same_in_a_stream(server: Running, kind
     assert places == [place for chunk in chunks if chunk for place in chunk["text_offset"]]
     pieces = pieces_of(choice)
     assert "".join(pieces) == choice["text"]
+
+
+CHANGED = [
+    "e\u0301 hello",
+    "Hello, World. hello",
+    "  hello\tWO ",
+    "<s>A\u030a hello</s>wo",
+    "hello \U0001f600e\u0301wo",
+    "\u212b",
+]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *LOSSY])
+def test_the_places_of_a_text_that_the_tokenizer_changes(kind: str) -> None:
+    tokenizer = load(kind)
+    with serving(ScriptedExecutor(echo), tokenizer=tokenizer) as server:  # type: ignore[arg-type]
+        choices = server.complete(CHANGED, echo=True, logprobs=0, max_tokens=0).json()["choices"]
+
+    for text, choice in zip(CHANGED, choices, strict=True):
+        places = choice["logprobs"]["text_offset"]
+        assert choice["text"] == text
+        assert places == sorted(places) and places[0] == 0 and places[-1] <= len(text)
+        pieces = [text[start:end] for start, end in itertools.pairwise([*places, len(text)])]
+        for token, piece in zip(tokenizer.encode(text), pieces, strict=True):
+            alone = tokenizer.id_to_bytes(token).decode(errors="replace").strip()
+            if alone in ("hello", "wo", "world", "<s>", "</s>"):
+                assert piece.strip().lower() == alone, (text, pieces)
+
+
+@pytest.mark.parametrize("kind", LOSSY)
+def test_the_places_of_ids_of_a_lossy_tokenizer(kind: str) -> None:
+    tokenizer = load(kind)
+    ids = tokenizer.encode("hello world. hello")
+    with serving(ScriptedExecutor(echo), tokenizer=tokenizer) as server:  # type: ignore[arg-type]
+        [choice] = server.complete(ids, echo=True, logprobs=0, max_tokens=0).json()["choices"]
+
+    assert choice["text"] == tokenizer.decode(ids)
+    pieces = pieces_of(choice)
+    assert [piece.encode() for piece in pieces[1:]] == [tokenizer.id_to_bytes(token) for token in ids[1:]]
 
 
 @given(data=st.lists(st.binary(max_size=3), min_size=1, max_size=8))

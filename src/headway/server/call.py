@@ -21,7 +21,7 @@ from headway.server import errors
 from headway.server.admission import Ticket, TurnedAway
 from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
-from headway.server.spec import CallSpec, sampling_of
+from headway.server.spec import CallSpec, EchoedPrompt, sampling_of
 from headway.server.tokenising import TokenIds, Tokenising
 
 Updates = list[tuple[int, RequestUpdate]]
@@ -71,14 +71,14 @@ class Call:
         if spec.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(spec.timeout_s, self._expire)
 
-    async def start(self, *, final_only: bool) -> list[str]:
+    async def start(self, *, final_only: bool) -> list[EchoedPrompt]:
         """Compile the form of the output, tokenise, count and submit.
 
         Args:
             final_only: whether only whole outputs are wanted.
 
         Returns:
-            The prompts as texts if the answer is to repeat them, else nothing.
+            The prompts as the answer repeats them; nothing if it does not.
 
         Raises:
             ApiError: the call cannot be served, or was ended meanwhile.
@@ -90,11 +90,11 @@ class Call:
             self._may_go_on()
             self.prompts = prompts
             prepared = self._prepare(prompts)
-            texts = await self._texts(prompts) if self.spec.echo else []
+            echoed = await self._echoed(prompts) if self.spec.echo else []
             self._may_go_on()
             self._ticket.charge([entry.request.num_prompt_tokens for entry in prepared])
             self._updates = self._engine.submit(prepared, final_only=final_only, listener=self._ticket)
-            return texts
+            return echoed
         except RequestRefused as refusal:
             raise errors.refused(refusal, self.spec.prompt_field) from refusal
         except ConfigError as error:
@@ -177,13 +177,17 @@ class Call:
                 )
         return prepared
 
-    async def _texts(self, prompts: Sequence[TokenIds]) -> list[str]:
+    async def _echoed(self, prompts: Sequence[TokenIds]) -> list[EchoedPrompt]:
         """The prompts as the answer repeats them."""
         given = self.spec.prompts
         unknown = [list(map(int, ids)) for each, ids in zip(given, prompts, strict=True) if not isinstance(each, str)]
         skip = self.spec.sampling.skip_special_tokens
         decoded = iter(await self._tokenising.texts_of(unknown, skip_special_tokens=skip))
-        return [each if isinstance(each, str) else next(decoded) for each in given]
+        known = [each for each in given if isinstance(each, str)]
+        places = iter(await self._tokenising.places_of(known) if self.spec.wants_logprobs else [()] * len(known))
+        return [
+            EchoedPrompt(each, next(places)) if isinstance(each, str) else EchoedPrompt(next(decoded)) for each in given
+        ]
 
     def _expire(self) -> None:
         if self._updates is not None:

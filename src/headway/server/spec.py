@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -57,6 +57,19 @@ class ChatPrompt:
     def num_content_chars(self) -> int:
         """Characters in its messages, which every template writes."""
         return sum(len(message["content"]) for message in self.messages)
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt as the answer repeats it.
+
+    Attributes:
+        text: what the client sent, or what its token ids stand for.
+        places: where the tokens of a text begin in it, if the answer says so.
+    """
+
+    text: str
+    places: Sequence[int] = ()
 
 
 PromptInput = str | tuple[int, ...] | ChatPrompt

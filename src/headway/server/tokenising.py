@@ -85,6 +85,15 @@ class Tokenising:
 
         return await self.aside(work, sum(map(len, all_ids)))
 
+    async def places_of(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Where each token of each text begins in it, in characters.
+
+        Raises:
+            RequestRefused: there is no tokenizer.
+        """
+        places = self._required("tokens").token_places
+        return await self.aside(lambda: [places(text) for text in texts], sum(map(len, texts)))
+
     async def aside(self, work: Callable[[], _Result], size: int) -> _Result:
         """Do other work with a tokenizer: here and now if it is on few characters or ids, else in a thread."""
         if size <= INLINE_CHARS:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 # Names under which chat models end a turn. Counted as an end only if the chat template writes the token.
 _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 
+# Decoders under which a token is its own text, "\u2581" for a space and "<0x0A>" for a byte.
+_PLAIN_DECODERS = ("Metaspace", "ByteFallback", "Replace")
+
 LONG = 2000
 """Characters or ids: beyond, Python's lock is given up meanwhile, so that other threads need not wait."""
 
@@ -57,6 +60,14 @@ class Tokenizer(Protocol):
         Args:
             text: any text.
             add_special_tokens: also put the beginning-of-text id in front, if this model wants one.
+        """
+        ...
+
+    def token_places(self, text: str) -> list[int]:
+        """Where each id of ``encode(text)`` begins in ``text``, in characters, ascending.
+
+        From there to the next is the part of the text that an id stands for, also where it is written otherwise in the
+        vocabulary; nothing for ids that were added.
         """
         ...
 
@@ -237,7 +248,11 @@ class FastTokenizer:
         self._roles = Roles(name, self.chat_template)
         own = () if inner.eos_token_id is None else (inner.eos_token_id,)
         self.eos_token_ids = tuple(dict.fromkeys((*eos_token_ids, *own, *self._turn_ends())))
-        self._byte_level = "ByteLevel" in repr(self._backend.decoder)
+        decoder = repr(self._backend.decoder)
+        self._byte_level = "ByteLevel" in decoder
+        # What other decoders make of a token is seen by decoding it behind another one.
+        joins = not self._byte_level and not any(name in decoder for name in _PLAIN_DECODERS)
+        self._anchor = self._find_anchor(vocabulary) if joins else None
         self._byte_of = {char: byte for byte, char in byte_alphabet().items()}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -247,6 +262,20 @@ class FastTokenizer:
             encoded = self._backend.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoded.ids
         return ids
+
+    def token_places(self, text: str) -> list[int]:
+        encoded = self._backend.encode_batch([text])[0] if len(text) > LONG else self._backend.encode(text)
+        places: list[int] = []
+        end = 0
+        for (start, stop), is_added in zip(encoded.offsets, encoded.special_tokens_mask, strict=True):
+            if is_added:
+                places.append(end)
+                continue
+            # White space in a gap belongs to this token, all else, such as an accent, to the one before. Tokens of one
+            # character have the same place.
+            places.append(start if text[end:start].strip() else min(start, end))
+            end = max(end, stop)
+        return places
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         if len(ids) > LONG:
@@ -264,6 +293,9 @@ class FastTokenizer:
             return b""
         if self._byte_level:
             return b"".join(bytes((self._byte_of[c],)) if c in self._byte_of else c.encode() for c in token)
+        if self._anchor is not None:
+            before, both = self.decode([self._anchor]), self.decode([self._anchor, token_id])
+            return both.removeprefix(before).encode()
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("\u2581", " ").encode()
@@ -319,6 +351,11 @@ class FastTokenizer:
     ) -> list[int]:
         text = self.apply_chat_template(messages, add_generation_prompt, tools, variables)
         return self.encode(text, add_special_tokens=False)
+
+    def _find_anchor(self, vocabulary: Mapping[str, int]) -> int | None:
+        """The first token of letters only, behind which others are decoded; ``None`` if there is none."""
+        ordinary = (token_id for token, token_id in vocabulary.items() if token.isalpha())
+        return min((token_id for token_id in ordinary if token_id not in self._added), default=None)
 
     def _turn_ends(self) -> list[int]:
         ids = {token.content: token_id for token_id, token in self._added.items() if token.special}

@@ -10,7 +10,7 @@ from typing import Any
 from headway.core.request import FinishReason
 from headway.engine.detokenizer import unfinished_end
 from headway.engine.outputs import CompletionOutput, RequestOutput, RequestUpdate
-from headway.server.spec import CallSpec
+from headway.server.spec import CallSpec, EchoedPrompt
 from headway.server.tokenising import TokenIds
 
 Choice = dict[str, Any]
@@ -44,14 +44,14 @@ class Answer(ABC):
         self._envelope = {"id": request_id, "object": "", "created": int(time.time()), "model": model}
         self._bytes_of = bytes_of
         self._special_token_ids = special_token_ids if spec.sampling.skip_special_tokens else frozenset()
-        self._prompt_texts: Sequence[str] = ()
+        self._prompts: Sequence[EchoedPrompt] = ()
         self._prompt_ends: Sequence[bytes] = ()
         """Of each prompt the bytes of a character that it begins and does not complete."""
         self._num_prompt_tokens = self._num_generated = 0
 
-    def set_prompts(self, texts: Sequence[str], prompts: Sequence[TokenIds]) -> None:
-        """Take what is known before there is any output: prompts as texts if they are to be repeated, and as tokens."""
-        self._prompt_texts = texts
+    def set_prompts(self, echoed: Sequence[EchoedPrompt], prompts: Sequence[TokenIds]) -> None:
+        """Take what is known before there is any output: prompts as they are repeated, if they are, and as tokens."""
+        self._prompts = echoed
         self._prompt_ends = [unfinished_end(self._text_bytes, prompt) for prompt in prompts]
         self._num_prompt_tokens = sum(map(len, prompts))
 

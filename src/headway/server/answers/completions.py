@@ -64,12 +64,12 @@ class CompletionAnswer(Answer):
         return choice
 
     def _echoed(self, prompt: int, text: str, token_ids: Sequence[int]) -> str:
-        return echoed(self._prompt_texts[prompt], self._prompt_ends[prompt], text, token_ids, self._text_bytes)
+        return echoed(self._prompts[prompt].text, self._prompt_ends[prompt], text, token_ids, self._text_bytes)
 
     def _prompt_places(self, prompt: int, token_ids: Sequence[int], shown: str) -> list[int]:
         """Where the tokens of a prompt begin in it, as it is shown."""
-        if isinstance(self.spec.prompts[prompt], str):  # it may have special tokens spelled out
-            return prompt_places(token_ids, shown, self._bytes_of, self._special_token_ids)
+        if isinstance(self.spec.prompts[prompt], str):
+            return list(self._prompts[prompt].places)
         return prompt_places(token_ids, shown, self._text_bytes, self._special_token_ids)
 
     @property
