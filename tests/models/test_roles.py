@@ -14,6 +14,7 @@ from headway.build import LLM, build_engine
 from headway.config import EngineOptions
 from headway.models.loading import ChatTemplateError
 from headway.models.loading.chat_template import built_in_templates
+from headway.models.loading.roles import roles_named_in
 from headway.models.loading.tokenizer import FastTokenizer
 from headway.models.tiny import make_tiny
 from tests.server.running import serving
@@ -68,6 +69,32 @@ def test_roles_that_nobody_knows_are_refused(template: str, role: Any) -> None:
 
 def test_a_role_of_the_template_is_taken() -> None:
     assert make(WITH_DEVELOPER).apply_chat_template(say(("ipython", "2"))) == "ipython:2\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ("{% if m.role == 'user' %}{{ m['content'] }}{{ 'x' }}{% endif %}", {"user"}),
+        ("{% if 'ipython' != m['role'] or m.role|lower in ['a', \"b-c\"] %}{% endif %}", {"ipython", "a", "b-c"}),
+        ("{% set role = m.role %}{% if role == 'critic' and m.kind == 'x' %}{% endif %}", {"critic"}),
+        (
+            "{% set names = {'user': 'U', 'model': 'M'} %}{{ names[m.role] }}{{ {'type': 'function'} }}",
+            {"user", "model"},
+        ),
+        ("{{ '{\"type\": \"function\"}' }}{% if m.role == 'tool' %}{% endif %}", {"tool"}),
+        ("{% generation %}{{ m.role == 'user' }}{% endgeneration %}", {"user"}),
+    ],
+)
+def test_roles_are_what_a_template_compares_a_role_with(template: str, names: set[str]) -> None:
+    assert roles_named_in(template) == names
+
+
+def test_other_words_of_a_template_are_no_roles() -> None:
+    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{{ '\"function\"' }}{% endfor %}"
+
+    with pytest.raises(ChatTemplateError, match="role is 'content'"):
+        make(template).apply_chat_template(say(("content", "x")))
+    assert make(template).apply_chat_template(say(("function", "x"))).startswith("<tool>")
 
 
 LEFT_OUT = [

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 from headway.build import LLM, build_engine
-from headway.config import EngineOptions
+from headway.config import ConfigError, EngineOptions
+from headway.models.loading import ChatTemplateError
+from headway.models.loading.chat_template import built_in_templates
 from headway.models.tiny import make_tiny
+from tests.models.test_roles import make
 from tests.server.running import Running, serving
 
 TEMPLATE = (
@@ -60,6 +63,8 @@ def test_a_prompt_ends_as_asked_offline(options: dict[str, Any], fields: dict[st
     asked = {name: value for name, value in fields.items() if value is not None}
     with LLM(**options) as llm:
         assert llm.chat(BEGUN, **asked)[0].prompt == prompt
+        with pytest.raises(ConfigError, match="add_generation_prompt"):
+            llm.chat(BEGUN, add_generation_prompt=True, continue_final_message=True)
 
 
 CALL = {"id": "a", "type": "function", "function": {"name": "now", "arguments": "{}"}}
@@ -82,3 +87,25 @@ def test_what_cannot_be_continued_is_refused(
 
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "continue_final_message"
+
+
+@pytest.mark.parametrize("name", sorted(built_in_templates()))
+@pytest.mark.parametrize("text", ["It was", "It was ", "It\n\n", "<b>", "assistant", "im_end", "user: "])
+def test_a_prompt_ends_with_the_text_to_continue(name: str, text: str) -> None:
+    tokenizer = make(built_in_templates()[name])
+    messages = [*ASK, {"role": "assistant", "content": text}]
+
+    prompt = tokenizer.apply_chat_template(messages, continue_final_message=True)
+
+    assert prompt.endswith((text, text.rstrip()))
+    assert tokenizer.apply_chat_template([*messages, *ASK]).startswith(prompt), "nothing but the end is missing"
+    assert len(prompt) > len(tokenizer.apply_chat_template(ASK, False)) + len(text.rstrip())
+
+
+def test_a_template_that_cannot_continue_says_so_in_short() -> None:
+    tokenizer = make("{% for m in messages %}{{ m.role }}{{ m.content[:3] }}{% endfor %}")
+
+    with pytest.raises(ChatTemplateError, match="continue_final_message") as caught:
+        tokenizer.apply_chat_template(BEGUN, continue_final_message=True)
+
+    assert "Rendered" not in str(caught.value)

@@ -124,7 +124,7 @@ class OfflineLLM:
         tenant: str | Sequence[str] = "",
         deadline_s: float | Sequence[float | None] | None = None,
         slo: str | Sequence[str] = "",
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         use_progress: bool = False,
         errors: OnRefusal = "raise",
@@ -134,18 +134,22 @@ class OfflineLLM:
         Args:
             conversations: messages with "role" and "content", or lists of them.
             tools: JSON schemas of functions the model may call, for chat templates that know them.
-            add_generation_prompt: open the assistant's turn behind the last message.
+            add_generation_prompt: open the assistant's turn behind the last message; ``None`` is yes, unless that is
+                continued.
             continue_final_message: go on with the text of the last message instead.
 
-        The other arguments, the result and the errors are those of :meth:`generate`.
+        The other arguments, the result and the errors are those of :meth:`generate`; both of the last two are a
+        :class:`ConfigError` as well.
         """
+        if continue_final_message and add_generation_prompt:
+            raise ConfigError("continue_final_message", True, "cannot go with add_generation_prompt")
         listed = [conversations] if conversations and isinstance(conversations[0], Mapping) else conversations
         settings = _Wishes(sampling_params, priority, cache_salt, tenant, deadline_s, slo).by_prompt(len(listed))
 
         if continue_final_message:
             ending: dict[str, Any] = {"continue_final_message": True}
         else:
-            ending = {} if add_generation_prompt else {"add_generation_prompt": False}
+            ending = {"add_generation_prompt": False} if add_generation_prompt is False else {}
 
         def prepare(index: int, request_id: str) -> Prepared:
             messages: Any = listed[index]

@@ -11,9 +11,12 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.models.loading.errors import ChatTemplateError
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 """Those of the API; templates may name more."""
@@ -24,10 +27,54 @@ _STAND_FOR = {"developer": "system", "function": "tool"}
 _LONGEST_REMEMBERED = 64
 """Messages of a conversation whose shape is remembered."""
 
+_QUOTED = re.compile(r"""(["'])([\w-]+)\1""")
 _MARK = re.compile(r"Mark(\d+)End")
 
 Message = Mapping[str, Any]
 Render = Callable[[Sequence[Message]], str]
+
+
+def roles_named_in(template: str) -> frozenset[str]:
+    """The words that a template compares a role with, or looks a role up by; every quoted word of one that is written
+    in more than Jinja's own syntax."""
+    from jinja2 import Environment, TemplateError, nodes
+
+    try:
+        tree = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except TemplateError:
+        return frozenset(name for _, name in _QUOTED.findall(template))
+    names: set[object] = set()
+    for compare in tree.find_all(nodes.Compare):
+        sides = [compare.expr, *(operand.expr for operand in compare.ops)]
+        others = [side for side in sides if not _reads_role(side)]
+        if len(others) < len(sides):
+            names |= {constant for side in others for constant in _constants(side)}
+    for table in tree.find_all(nodes.Dict):
+        keys = {constant for pair in table.items for constant in _constants(pair.key)}
+        names |= keys if keys & {"user", "assistant"} else set()
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _reads_role(node: nodes.Node) -> bool:
+    """Whether an expression is, or is made of, somebody's role."""
+    from jinja2 import nodes
+
+    for each in (node, *node.find_all((nodes.Getattr, nodes.Getitem, nodes.Name))):
+        if isinstance(each, nodes.Getattr) and each.attr == "role":
+            return True
+        if isinstance(each, nodes.Getitem) and isinstance(each.arg, nodes.Const) and each.arg.value == "role":
+            return True
+        if isinstance(each, nodes.Name) and each.name == "role":
+            return True
+    return False
+
+
+def _constants(node: nodes.Node) -> set[object]:
+    """The values written out in an expression."""
+    from jinja2 import nodes
+
+    found = [node] if isinstance(node, nodes.Const) else list(node.find_all(nodes.Const))
+    return {constant.value for constant in found}
 
 
 class Roles:
@@ -40,7 +87,7 @@ class Roles:
 
     def __init__(self, model: str, template: str) -> None:
         self._model = model
-        self._names = {name for _, name in re.findall(r"""(["'])([\w-]+)\1""", template)}
+        self._names = roles_named_in(template)
         self._left_out = functools.lru_cache(maxsize=512)(_Shape.left_out)
 
     def cast(self, messages: Sequence[Message]) -> list[dict[str, Any]]:

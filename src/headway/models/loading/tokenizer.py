@@ -29,6 +29,9 @@ _TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn
 # Decoders under which a token is its own text, "\u2581" for a space and "<0x0A>" for a byte.
 _PLAIN_DECODERS = ("Metaspace", "ByteFallback", "Replace")
 
+# From here on, an error of transformers repeats the whole prompt.
+_REPEATS_PROMPT = "Final message to continue:"
+
 LONG = 2000
 """Characters or ids: beyond, Python's lock is given up meanwhile, so that other threads need not wait."""
 
@@ -339,7 +342,8 @@ class FastTokenizer:
                 **(variables or {}),
             )
         except Exception as error:  # templates are programs and fail in every way a program can
-            raise ChatTemplateError(f"the chat template of {self.name!r} refuses these messages: {error}") from error
+            reason = str(error).partition(_REPEATS_PROMPT)[0]
+            raise ChatTemplateError(f"the chat template of {self.name!r} refuses these messages: {reason}") from error
         return str(text)
 
     def encode_chat(
