@@ -17,7 +17,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from headway.config import CacheConfig, Checked, ConfigError, SchedulerConfig
-from headway.config.sources import NONE, bare_kind, parse_number
+from headway.config.kinds import bare_kind, kinds_of
+from headway.config.sources import NONE, parse_number
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -101,7 +102,7 @@ def engine_panel(name: str) -> str:
 
 def make_flags(options: type[Checked], panel: str | Callable[[str], str], exclude: Collection[str] = ()) -> list[Flag]:
     """One flag per option of the dataclass that is meant to have one."""
-    hints = typing.get_type_hints(options)
+    hints = kinds_of(options)
     return [
         flag
         for spec in dataclasses.fields(options)  # type: ignore[arg-type]

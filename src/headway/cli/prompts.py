@@ -9,12 +9,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import types
-import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from headway.config import ConfigError, SamplingParams, Structured
+from headway.config.kinds import WrongKind, as_kind, kinds_of
 from headway.config.structured import FORMS
 
 SOURCES = ("prompt", "prompt_token_ids", "messages")
@@ -23,16 +22,7 @@ SOURCES = ("prompt", "prompt_token_ids", "messages")
 SERVICE: Mapping[str, Any] = {"priority": int, "cache_salt": str, "tenant": str, "deadline_s": float, "slo": str}
 """Keys that are neither sampling nor prompt; they mean what they mean to ``Engine.prepare``."""
 
-_HINTS = {**typing.get_type_hints(SamplingParams), **SERVICE}
-_KINDS = {
-    bool: "true or false",
-    int: "an integer",
-    float: "a number",
-    str: "text",
-    tuple: "a list of the right kind",
-    Mapping: "an object from token ids to numbers",
-    Structured: "an object with one of " + ", ".join(FORMS),
-}
+_HINTS = {**kinds_of(SamplingParams), **SERVICE}
 
 
 class PromptError(ValueError):
@@ -178,41 +168,21 @@ def _options_of_json(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
             raise PromptError(where, f"unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
         if name == "stop" and isinstance(value, str):
             value = [value]
-        if name == "structured" and isinstance(value, dict):
+        if name == "structured" and value is not None:
             value = _structured(where, value)
         if isinstance(value, dict):
             value = {int(key) if key.lstrip("-").isdigit() else key: number for key, number in value.items()}
-        value = tuple(value) if isinstance(value, list) else value
-        if not _is_a(_HINTS[name], value):
-            raise PromptError(where, f"{name} cannot be {json.dumps(own[name])}: it must be {_KINDS[_kind(name)]}")
-        values[name] = value
+        try:
+            values[name] = as_kind(_HINTS[name], value)
+        except WrongKind as wrong:
+            raise PromptError(where, f"{name} cannot be {json.dumps(own[name])}: it {wrong}") from None
     return values
 
 
-def _structured(where: str, form: Mapping[str, Any]) -> Structured:
+def _structured(where: str, form: Any) -> Structured:
+    if not isinstance(form, dict):
+        raise PromptError(where, f"structured must be an object with one of {', '.join(FORMS)}")
     try:
         return Structured.of(form)
     except ConfigError as error:
         raise PromptError(where, str(error)) from error
-
-
-def _kind(name: str) -> Any:
-    hint = _HINTS[name]
-    parts = [part for part in typing.get_args(hint) if part is not type(None)]
-    return parts[0] if isinstance(hint, types.UnionType) else typing.get_origin(hint) or hint
-
-
-def _is_a(hint: Any, value: Any) -> bool:
-    """Whether a value is of the kind that a type hint of an option names."""
-    parts = typing.get_args(hint)
-    if isinstance(hint, types.UnionType):
-        return any(_is_a(part, value) for part in parts)
-    if typing.get_origin(hint) is tuple:
-        return isinstance(value, tuple) and all(_is_a(parts[0], item) for item in value)
-    if typing.get_origin(hint) is Mapping:
-        return isinstance(value, Mapping) and all(
-            _is_a(parts[0], key) and _is_a(parts[1], item) for key, item in value.items()
-        )
-    if isinstance(value, bool):
-        return hint is bool
-    return isinstance(value, (int, float) if hint is float else hint)

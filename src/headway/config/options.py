@@ -1,8 +1,8 @@
 """How every option of Headway is declared: one definition feeds checks, help texts and command-line flags.
 
-An option is a dataclass field made by :func:`option`. Its metadata carries the help text, the unit and the
-bounds; :class:`Checked` validates all fields when an instance is made, so a bad value never travels further
-than the line that wrote it.
+An option is a dataclass field made by :func:`option`. Its annotation is the kind of value it takes, its metadata
+carries the help text, the unit and the bounds; :class:`Checked` validates all fields when an instance is made, so a bad
+value never travels further than the line that wrote it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+from headway.config.kinds import WrongKind, as_kind, kinds_of
+
+HIDDEN = "(hidden)"
+"""Stands for a secret in messages."""
 
 
 class ConfigError(ValueError):
@@ -67,11 +72,24 @@ def option(
 
 
 class Checked:
-    """Base of all option dataclasses: checks bounds, then calls :meth:`check` for rules between fields."""
+    """Base of all option dataclasses: checks kinds and bounds, then calls :meth:`check` for rules between fields.
+
+    Values are brought into one form (``kinds.as_kind``): a sequence becomes a tuple, NumPy's numbers become Python's.
+    """
 
     def __post_init__(self) -> None:
+        kinds = kinds_of(type(self))
         for spec in dataclasses.fields(self):  # type: ignore[arg-type]
-            check_bounds(spec, getattr(self, spec.name))
+            given = getattr(self, spec.name)
+            if given is spec.default:
+                continue
+            try:
+                value = as_kind(kinds[spec.name], given)
+            except WrongKind as wrong:
+                raise ConfigError(spec.name, shown(spec, given), str(wrong)) from None
+            if value is not given:
+                object.__setattr__(self, spec.name, value)  # a frozen dataclass, whose one form this is
+            check_bounds(spec, value)
         self.check()
 
     def check(self) -> None:
@@ -79,7 +97,7 @@ class Checked:
 
 
 def check_bounds(spec: dataclasses.Field[Any], value: Any) -> None:
-    """Raise :class:`ConfigError` if ``value`` breaks the bounds declared for ``spec``."""
+    """Raise :class:`ConfigError` if ``value``, which is of the right kind, breaks the bounds declared for ``spec``."""
     if value is None:
         return
     unit = f" {spec.metadata['unit']}" if spec.metadata.get("unit") else ""
@@ -87,13 +105,12 @@ def check_bounds(spec: dataclasses.Field[Any], value: Any) -> None:
     choices = spec.metadata.get("choices")
     if choices is not None and value not in choices:
         raise ConfigError(spec.name, value, f"must be one of {', '.join(map(str, choices))}")
-    if low is None and high is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(spec.name, value, "must be a number")
-    if value != value:
-        raise ConfigError(spec.name, value, "must not be NaN")
     if low is not None and value < low:
         raise ConfigError(spec.name, value, f"must be at least {low}{unit}")
     if high is not None and value > high:
         raise ConfigError(spec.name, value, f"must be at most {high}{unit}")
+
+
+def shown(spec: dataclasses.Field[Any], value: Any) -> Any:
+    """What a message may show of a value."""
+    return value if spec.repr else HIDDEN

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from headway.config.options import Checked, ConfigError, option
+from headway.config.options import HIDDEN, Checked, ConfigError, option
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s@]+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-
-HIDDEN = "(hidden)"
-"""Stands for a secret in messages."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import tomllib
-import types
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from headway.config.options import Checked, ConfigError
+from headway.config.kinds import bare_kind, kinds_of
+from headway.config.options import Checked, ConfigError, shown
 
 PREFIX = "HEADWAY_"
 NONE = "none"
@@ -80,17 +80,9 @@ def from_file(path: Path, options: Sequence[type[Checked]]) -> list[dict[str, An
 
 def _kinds(options: type[Checked]) -> dict[str, tuple[dataclasses.Field[Any], Any]]:
     """Field and type of every option that users may set."""
-    hints = typing.get_type_hints(options)
+    hints = kinds_of(options)
     fields = dataclasses.fields(options)  # type: ignore[arg-type]
     return {spec.name: (spec, hints[spec.name]) for spec in fields if spec.metadata.get("flag")}
-
-
-def bare_kind(kind: Any) -> tuple[Any, bool]:
-    """A type without ``None``, and whether it allowed that."""
-    if typing.get_origin(kind) not in (typing.Union, types.UnionType):
-        return kind, False
-    [bare] = [each for each in typing.get_args(kind) if each is not type(None)]
-    return bare, True
 
 
 def parse_number(
@@ -135,14 +127,10 @@ def _take(spec: dataclasses.Field[Any], kind: Any, value: Any) -> Any:
         values = [value] if isinstance(value, str) else value
         if isinstance(values, list) and all(isinstance(each, str) for each in values):
             return tuple(values)
-        raise ConfigError(spec.name, _shown(spec, value), "must be a string or a list of strings")
+        raise ConfigError(spec.name, shown(spec, value), "must be a string or a list of strings")
     if bare is float and type(value) is int:
         return float(value)
     if type(value) is not bare:
         names = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
         raise ConfigError(spec.name, value, f"must be {names[bare]}{f' or {NONE!r}' if optional else ''}")
     return value
-
-
-def _shown(spec: dataclasses.Field[Any], value: Any) -> Any:
-    return value if spec.repr else "(hidden)"

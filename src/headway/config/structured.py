@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.config.depth import check_depth, load_json
+from headway.config.kinds import WrongKind, as_kind
 from headway.config.options import ConfigError
 from headway.config.schemas import Annotation, prepare
 
@@ -41,6 +42,10 @@ class Structured:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ConfigError("structured", self.kind, f"must be of a kind out of {', '.join(KINDS)}")
+        try:
+            as_kind(str, self.text)
+        except WrongKind as wrong:
+            raise ConfigError("structured", self.kind, str(wrong)) from None
         if not self.text:
             raise ConfigError("structured", self.kind, "must not be empty")
 
@@ -52,11 +57,15 @@ class Structured:
             strict: refuse keywords that cannot be kept to; else they are noted in ``annotations``.
 
         Raises:
-            ConfigError: it is strict and has such a keyword, which is named with its path; or it is nested too deeply.
+            ConfigError: it is no schema; it is strict and has such a keyword, which is named with its path; or it is
+                nested too deeply.
         """
         if not isinstance(schema, str):
             check_depth("structured", schema)
-        text = schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False)
+        try:
+            text = schema if isinstance(schema, str) else json.dumps(dict(schema), ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise ConfigError("structured", "json", f"must be {_VALUES['json']} ({error})") from error
         annotations = annotations_of(schema)
         for annotation in annotations if strict else ():
             if annotation.asserts:
@@ -76,9 +85,13 @@ class Structured:
     @staticmethod
     def choice(texts: Sequence[str]) -> Structured:
         """One of several texts."""
-        if isinstance(texts, str) or not texts or not all(texts):
+        try:
+            several = as_kind(tuple[str, ...], texts)
+        except WrongKind as wrong:
+            raise ConfigError("structured", "choice", str(wrong)) from None
+        if not several or not all(several):
             raise ConfigError("structured", "choice", "must be a list of texts, none of them empty")
-        return Structured("choice", json.dumps(list(texts), ensure_ascii=False))
+        return Structured("choice", json.dumps(list(several), ensure_ascii=False))
 
     @staticmethod
     def grammar(text: str) -> Structured:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headway.config import ConfigError
+from headway.config import Checked, option
 from headway.core.mixing import UInt64, mix64
 from headway.core.plan import StepPlan, StepResult
 
@@ -31,27 +31,16 @@ class VirtualClock:
 
 
 @dataclass(frozen=True)
-class LatencyModel:
-    """How long a step takes, in seconds: a constant, and so much per token, per token attended to, per block copied.
+class LatencyModel(Checked):
+    """How long a step takes: a constant, and so much per token, per token attended to, per block copied."""
 
-    Attributes:
-        step_s: of every step.
-        token_s: per token computed.
-        kv_token_s: per token of context, added up over the rows.
-        copy_s: of every step that copies blocks.
-        block_copy_s: per block copied, in either direction.
-    """
-
-    step_s: float
-    token_s: float
-    kv_token_s: float = 0.0
-    copy_s: float = 0.0
-    block_copy_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if not 0.0 <= value < float("inf"):
-                raise ConfigError(name, value, "must be a number of seconds, at least 0")
+    step_s: float = option(help="Time of every step.", unit="seconds", minimum=0.0)
+    token_s: float = option(help="Time per token computed.", unit="seconds", minimum=0.0)
+    kv_token_s: float = option(
+        0.0, help="Time per token of context, added up over the rows.", unit="seconds", minimum=0.0
+    )
+    copy_s: float = option(0.0, help="Time of every step that copies blocks.", unit="seconds", minimum=0.0)
+    block_copy_s: float = option(0.0, help="Time per block copied, in either direction.", unit="seconds", minimum=0.0)
 
     def forward_time(self, plan: StepPlan) -> float:
         """Seconds that computing ``plan`` takes."""
