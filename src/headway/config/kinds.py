@@ -59,7 +59,7 @@ def _convert(bare: Any, value: Any) -> Any:
     if origin is tuple:
         return _as_tuple(typing.get_args(bare)[0], value)
     if origin is not None:
-        return _as_mapping(*typing.get_args(bare), value)
+        return _as_mapping(bare, value)
     if type(value) is bare and bare is not float:
         return value
     if bare is bool:
@@ -100,14 +100,16 @@ def _as_float(value: Any) -> float:
 def _as_tuple(kind: Any, value: Any) -> tuple[Any, ...]:
     several = _is_array(value) or (isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray)))
     if not several:
-        raise WrongKind(f"must be a sequence, each item {_name(kind)}{', not one text' if type(value) is str else ''}")
+        why_not = ", not one text, whose items are its characters" if isinstance(value, str) else ""
+        raise WrongKind(f"must be a sequence, each item {_name(kind)}{why_not}")
     try:
         return tuple(as_kind(kind, each) for each in value)
     except WrongKind as wrong:
         raise WrongKind(f"each item {wrong}") from None
 
 
-def _as_mapping(key_kind: Any, value_kind: Any, value: Any) -> dict[Any, Any]:
+def _as_mapping(kind: Any, value: Any) -> dict[Any, Any]:
+    key_kind, value_kind = typing.get_args(kind)
     if not isinstance(value, Mapping):
         raise WrongKind(f"must be a mapping from {_name(key_kind)} to {_name(value_kind)}")
     try:

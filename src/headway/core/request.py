@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from headway.config import SamplingParams
-from headway.core.plan import Int32
+from headway.config.kinds import WrongKind, as_kind
+from headway.core.plan import Int32, Int64
 
 
 class Status(enum.Enum):
@@ -91,6 +93,22 @@ class PromptTooLong(RequestRefused):
         )
 
 
+def token_array(prompt: Sequence[int] | Int32) -> Int32 | Int64:
+    """A prompt as an array of its integers, which need not be tokens of any vocabulary.
+
+    Raises:
+        RequestRefused: it is no sequence of integers, or has one that no token id can be.
+    """
+    try:
+        ids = np.asarray(prompt)
+    except (TypeError, ValueError, OverflowError):
+        ids = np.zeros((0, 0))
+    holds_truth = isinstance(prompt, Sequence) and bool in set(map(type, prompt))  # NumPy would make numbers of them
+    if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu") or holds_truth:
+        raise RequestRefused("prompt", type(prompt).__name__, None, "a prompt is text or a list of token ids")
+    return ids
+
+
 class Request:
     """One generation, from arrival to its end.
 
@@ -104,6 +122,9 @@ class Request:
         tenant: who asks, for the fair policy.
         deadline_s: seconds after arrival by which it should be served, for the deadline policy.
         slo: a class of deadlines instead (``policies.SLO_CLASSES``).
+
+    Raises:
+        RequestRefused: a value of the wrong kind, by the name of its argument.
     """
 
     __slots__ = (
@@ -146,16 +167,16 @@ class Request:
         deadline_s: float | None = None,
         slo: str = "",
     ) -> None:
-        self.request_id = request_id
-        self.tokens: Int32 = np.array(prompt, dtype=np.int32)
+        self.request_id: str = _of_kind("request_id", str, request_id)
+        self.tokens: Int32 = _int32(token_array(prompt))
         self.num_prompt_tokens = len(self.tokens)
-        self.sampling = sampling
-        self.eos_token_ids = tuple(eos_token_ids)
-        self.priority = priority
-        self.cache_salt = cache_salt
-        self.tenant = tenant
-        self.deadline_s = deadline_s
-        self.slo = slo
+        self.sampling: SamplingParams = _of_kind("sampling", SamplingParams, sampling)
+        self.eos_token_ids: tuple[int, ...] = _of_kind("eos_token_ids", tuple[int, ...], eos_token_ids)
+        self.priority: int = _of_kind("priority", int, priority)
+        self.cache_salt: str = _of_kind("cache_salt", str, cache_salt)
+        self.tenant: str = _of_kind("tenant", str, tenant)
+        self.deadline_s: float | None = _of_kind("deadline_s", float | None, deadline_s)
+        self.slo: str = _of_kind("slo", str, slo)
         self.arrival_s = 0.0
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
@@ -210,3 +231,25 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.request_id!r}, {self.status.value}, {self.num_prompt_tokens}+{self.num_output_tokens})"
+
+
+def _of_kind(name: str, kind: Any, value: Any) -> Any:
+    """The value of an argument, in the one form of its kind."""
+    try:
+        value = as_kind(kind, value)
+        if isinstance(value, str):
+            value.encode()
+    except WrongKind as wrong:
+        raise RequestRefused(name, value, None, f"{name}={value!r} is not usable: {wrong}") from None
+    except UnicodeEncodeError:
+        raise RequestRefused(name, value, None, f"{name}={value!r} is not usable: must be valid Unicode") from None
+    return value
+
+
+def _int32(ids: Int32 | Int64) -> Int32:
+    """A copy with the type of all token arrays."""
+    outside = (ids < 0) | (ids > np.iinfo(np.int32).max)
+    if outside.any():
+        token = int(ids[np.argmax(outside)])
+        raise RequestRefused("prompt", token, np.iinfo(np.int32).max, f"no token id can be {token}")
+    return np.array(ids, np.int32)

@@ -15,7 +15,7 @@ import numpy as np
 from headway.config import ConfigError, SamplingParams, Structured
 from headway.core.plan import Int32
 from headway.core.policies import SLO_CLASSES
-from headway.core.request import Request, RequestRefused
+from headway.core.request import Request, RequestRefused, token_array
 from headway.core.rest import MAX_IDLE_STEPS, RestRule
 from headway.core.scheduler import Scheduler
 from headway.engine.bad_words import banned_sequences
@@ -141,14 +141,10 @@ class Engine:
         if self._closed:
             raise RuntimeError("the engine is closed")
         try:
-            sampling = self._with_compiled_form(sampling if sampling is not None else self.default_sampling_params)
-            sampling = self.with_bad_words(sampling)
-            self._check_numbers(sampling, priority)
-            _check_deadline(deadline_s, slo)
             request = Request(
                 request_id,
                 self._token_ids(prompt, add_special_tokens),
-                sampling,
+                sampling if sampling is not None else self.default_sampling_params,
                 eos_token_ids=self.eos_token_ids,
                 priority=priority,
                 cache_salt=cache_salt,
@@ -156,6 +152,9 @@ class Engine:
                 deadline_s=deadline_s,
                 slo=slo,
             )
+            request.sampling = self.with_bad_words(self._with_compiled_form(request.sampling))
+            self._check_numbers(request.sampling, request.priority)
+            _check_deadline(request.deadline_s, request.slo)
             self.scheduler.check(request)
         except RequestRefused as refusal:
             self.metrics.refused(refusal.field)
@@ -277,12 +276,7 @@ class Engine:
         """The prompt as tokens of the vocabulary."""
         if isinstance(prompt, str):
             return np.array(self._encode(prompt, add_special_tokens), np.int32)
-        try:
-            ids = np.asarray(prompt)
-        except ValueError:
-            ids = np.zeros((0, 0))
-        if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
-            raise RequestRefused("prompt", type(prompt).__name__, None, "a prompt is text or a list of token ids")
+        ids = token_array(prompt)
         outside = (ids < 0) | (ids >= self.vocab_size)
         if outside.any():
             place = int(np.argmax(outside))
@@ -357,7 +351,7 @@ class Engine:
 
 def _check_deadline(deadline_s: float | None, slo: str) -> None:
     """Refuse deadlines that nothing can be ordered by, and classes that nobody defined."""
-    if deadline_s is not None and not 0.0 < deadline_s < inf:
+    if deadline_s is not None and deadline_s <= 0.0:
         message = f"deadline_s is {deadline_s}; it must be a number of seconds above 0"
         raise RequestRefused("deadline_s", deadline_s, None, message)
     if slo and slo not in SLO_CLASSES:
