@@ -312,3 +312,39 @@ def test_a_request_that_outgrows_the_memory_ends_without_a_plan() -> None:
     assert run.ends["a"].reason is FinishReason.KV_CAPACITY
     assert len(run.tokens["a"]) == 2
     assert np.isclose(run.loop.scheduler.kv.pool.num_free, 3)
+
+
+def test_a_fault_of_admission_ends_one_request_with_an_error_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run(ScriptedExecutor(echo))
+    for name in "abc":
+        run.add(name)
+    policy = run.loop.scheduler._state.policy
+
+    def holds(request: Request, view: object) -> None:
+        if request.request_id == "b":
+            raise KeyError("missing")
+
+    policy.holds = holds  # type: ignore[method-assign]
+    run.drain()
+
+    assert {name: end.reason.value for name, end in run.ends.items()} == {"a": "length", "b": "error", "c": "length"}
+    assert "KeyError: 'missing'" in run.ends["b"].message
+    assert "KeyError" in caplog.text
+
+
+def test_whoever_cannot_be_announced_is_not_entered() -> None:
+    run = Run(ScriptedExecutor(echo))
+
+    class FullDisk:
+        def add(self, request: Request) -> None:
+            raise OSError("no space left")
+
+    run.loop._trace = FullDisk()  # type: ignore[assignment]
+    with pytest.raises(OSError, match="no space"):
+        run.add("a")
+    run.loop._trace = None
+
+    assert not run.loop.has_work
+    run.add("a")
+    run.drain()
+    assert run.ends["a"].reason is FinishReason.LENGTH

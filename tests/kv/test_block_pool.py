@@ -469,3 +469,23 @@ def test_forgotten_blocks_are_found_no_more_and_go_before_cached_ones() -> None:
     pool.forget(ids(1, 2, 3, 4))  # those without an entry stay as they are
     assert (pool.num_entries, pool.num_free) == (0, 2)
     pool.check([ids(1, 3)])
+
+
+def test_a_pool_agrees_with_the_tables_again_whatever_was_cut_short() -> None:
+    pool = BlockPool(6)
+    first, second = pool.take(3), pool.take(2)
+    pool.publish(0, [b"a", b"b"], first[:2])
+    pool.free(first[:1])
+    before = pool.version
+    pool._refs[4] = 7  # as if calls had ended halfway
+    pool._index._blocks[0].clear()
+    pool._top = 2
+
+    pool.rebuild([first[1:], second[:1], first[2:]])
+
+    pool.check([first[1:], second[:1], first[2:]])
+    assert pool.ref_counts.tolist() == [0, 0, 1, 2, 1, 0, 0]
+    assert (pool.num_free, pool.num_entries, pool.num_touched) == (3, 0, 5)
+    assert pool.version > before
+    assert pool.stats.taken + pool.stats.revived - pool.stats.freed == 3
+    assert pool.take(3).tolist() == [1, 5, 6]

@@ -13,6 +13,7 @@ from headway.core.events import Admitted
 from headway.core.plan import AdmittedRow, Bool
 from headway.core.preemption import preempt
 from headway.core.reasons import ReasonCode, WaitReason
+from headway.core.recovery import end_suspect, recover
 from headway.core.request import FinishReason, Request, Status
 from headway.core.reservation import blocks_to_start, reserved_by
 from headway.core.state import SchedulerState
@@ -33,13 +34,11 @@ class _Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Admission:
-    """A request that entered in this step."""
+    """A request that entered in this step: its full state for the executor, and what it runs."""
 
-    slot: int
+    row: AdmittedRow
     grant: int
-    num_computed: int
     samples: bool
-    resumed: bool
 
 
 @dataclass
@@ -57,11 +56,32 @@ class Scan:
     overtaken: list[Request] = field(default_factory=list)
     """Requests that wait for blocks while later ones are looked at."""
     admitted: list[Admission] = field(default_factory=list)
+    _suspect: Request | None = None
+    """The request that is looked at."""
 
     def run(self) -> None:
-        """Admit what may enter; leave a reason for everything else."""
-        state, grants = self.state, self.grants
-        waiting = state.waiting
+        """Admit what may enter; leave a reason for everything else.
+
+        Whatever goes wrong ends the request that is looked at, and the scan, but nothing else.
+        """
+        try:
+            self._scan()
+            self._close()
+        except Exception as error:
+            self._recover(error)
+            self._close()
+
+    def _recover(self, error: Exception) -> None:
+        state, suspect = self.state, self._suspect
+        state.faults.append(error)
+        if suspect is not None:
+            self.admitted = [entry for entry in self.admitted if entry.row.handle != suspect.handle]
+        recover(state, self.grants, [entry.row.slot for entry in self.admitted], suspect)
+        if suspect is not None:
+            end_suspect(state, suspect, f"it could not be admitted: {type(error).__name__}: {error}")
+
+    def _scan(self) -> None:
+        state, grants, waiting = self.state, self.grants, self.state.waiting
         state.rest_reason = ReasonCode.QUEUE_POSITION
         if not len(waiting):
             return
@@ -73,12 +93,13 @@ class Scan:
         place = num_passed = 0
         while place < len(waiting) and num_passed < state.config.max_num_seqs:
             # Rows are displaced from the tail on, so the last one is the first in policy order: none behind it enters.
-            if state.preempted and waiting[place].order_key > state.preempted[-1].order_key:
+            request = self._suspect = waiting[place]
+            if state.preempted and request.order_key > state.preempted[-1].order_key:
                 break
-            if grants.held and not self._carries_no_prefill(waiting[place]):
+            if grants.held and not self._carries_no_prefill(request):
                 state.rest_reason = ReasonCode.PREFILL_CADENCE
                 break
-            verdict = self._consider(waiting[place])
+            verdict = self._consider(request)
             if verdict is _Verdict.STOP:
                 break
             if verdict is _Verdict.PASSED:
@@ -88,6 +109,14 @@ class Scan:
             waiting.pop(place)
             if verdict is _Verdict.ADMITTED and not self._count_overtaken():
                 break
+
+    def _close(self) -> None:
+        """Those who were displaced join the queue; host blocks that nobody reads any more go back."""
+        self._suspect = None
+        for request in self.state.preempted:
+            self.state.waiting.add(request)
+        self.state.preempted.clear()
+        self.state.flush_host_releases()
 
     @staticmethod
     def _carries_no_prefill(request: Request) -> bool:
@@ -343,12 +372,11 @@ class Scan:
         self._count_start(candidate, resumed)
         state.policy.admitted(request, candidate.start.num_computed, resumed)
         request.move(Status.RUNNING)
-        publishes = state.cache.enable_prefix_caching and request.takes_hits
-        if publishes and candidate.start.num_published < request.num_tokens // state.cache.block_size:
-            state.watch.set(slot, request.block_hashes[candidate.start.num_published])
+        state.watch_row(slot)
         if candidate.want > 1:
             self.grants.carries_prefill = True
-        self.admitted.append(Admission(slot, grant, candidate.start.num_computed, grant == candidate.want, resumed))
+        row = _admitted_row(state, slot, candidate.start.num_computed, resumed)
+        self.admitted.append(Admission(row, grant, grant == candidate.want))
 
     def _fill_table(self, start: Start, slot: int, num_blocks: int) -> None:
         """The row's block tables: adopted blocks in their places, new ones everywhere else, copies noted."""
@@ -398,19 +426,17 @@ class Scan:
         )
 
 
-def admitted_row(state: SchedulerState, admission: Admission) -> AdmittedRow:
-    """The full state of an admitted request for the executor."""
-    columns, slot = state.columns, admission.slot
-    request = columns.request(slot)
+def _admitted_row(state: SchedulerState, slot: int, num_computed: int, resumed: bool) -> AdmittedRow:
+    columns, request = state.columns, state.columns.request(slot)
     return AdmittedRow(
         slot=slot,
         handle=request.handle,
         request_id=request.request_id,
         tokens=request.tokens,
         num_prompt_tokens=request.num_prompt_tokens,
-        num_computed_tokens=admission.num_computed,
+        num_computed_tokens=num_computed,
         block_ids=tuple(ids.copy() for ids in columns.block_ids(slot)),
         sampling=request.sampling,
-        resumed=admission.resumed,
+        resumed=resumed,
         ending_token_ids=request.ending_token_ids,
     )

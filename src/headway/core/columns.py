@@ -136,6 +136,17 @@ class Columns:
         self.draining[slot] = True
         self.num_draining += 1
 
+    def vacate(self, slot: int) -> None:
+        """Take a request out of its slot without a word to anybody; :meth:`recount` must follow."""
+        self.requests[slot] = None
+        self.held[slot] = 0
+        self.draining[slot] = False
+
+    def recount(self) -> None:
+        """Find out anew which slots are free and how many are draining."""
+        self._free_slots = [slot for slot, request in enumerate(self.requests) if request is None]
+        self.num_draining = int(np.count_nonzero(self.draining))
+
     def block_ids(self, slot: int) -> tuple[Int32, ...]:
         """Per group, the row's block table: int32[held], a view."""
         held = self.held[slot]

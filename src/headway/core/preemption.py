@@ -24,11 +24,12 @@ def preempt(state: SchedulerState, slots: list[int], *, by: str, cause: str) -> 
         if columns.shares[slot] and state.cache.enable_prefix_caching:
             state.extend_hashes(request, request.tokens)
         copies = _swap_out(state, slot, request) if _wants_swap(state, cost) else None
-        request.num_preemptions += 1
+        # Whoever is in a slot is running, so the slot is left before anything else is said (recovery.py).
+        state.release(slot)
         request.num_lost_tokens = num_computed if copies is None else 0
         request.num_published_at_preemption = int(columns.published[slot]) * state.cache.block_size
         request.move(Status.PREEMPTED if copies is None else Status.SWAPPED)
-        state.release(slot)
+        request.num_preemptions += 1
         state.preempted.append(request)
         state.passed[request.handle] = WaitReason(ReasonCode.PREEMPTED, state.step, by=by)
         state.events.append(

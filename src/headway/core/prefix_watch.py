@@ -33,6 +33,12 @@ class PrefixWatch:
             del self._slots_of[block_hash]
         self.version += 1
 
+    def clear_all(self) -> None:
+        """No row is about to publish anything."""
+        self._slots_of.clear()
+        self._hash_of.clear()
+        self.version += 1
+
     def slots(self, block_hash: bytes) -> list[int]:
         """Rows that will next publish this block, in the order they began to."""
         return self._slots_of.get(block_hash, [])

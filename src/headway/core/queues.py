@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -39,6 +40,12 @@ class WaitingQueue:
         _, not_swapped, _, _ = self._keys.pop(place)
         self.num_swapped -= not not_swapped
         return self._requests.pop(place)
+
+    def rebuild(self, requests: Iterable[Request]) -> None:
+        """Hold just these, in order."""
+        self._requests = sorted(requests, key=attrgetter("queue_key"))
+        self._keys = [request.queue_key for request in self._requests]
+        self.num_swapped = sum(request.status is Status.SWAPPED for request in self._requests)
 
     def rerank(self, ranks: Sequence[float]) -> None:
         """Give every request a new rank, in the order of the queue, and its new place."""
@@ -89,6 +96,12 @@ class RowOrder:
         for place in reversed(places):
             del self._keys[place]
         self.slots = np.delete(self.slots, places)
+
+    def rebuild(self, rows: Iterable[tuple[OrderKey, int]]) -> None:
+        """Hold just these, given with their slots, in order."""
+        ordered = sorted(rows)
+        self._keys = [key for key, _ in ordered]
+        self.slots = np.array([slot for _, slot in ordered], np.int32)
 
     @property
     def keys(self) -> Sequence[OrderKey]:

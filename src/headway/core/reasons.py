@@ -19,6 +19,7 @@ class ReasonCode(enum.Enum):
     POLICY_HOLD = "policy_hold"  # the policy lets it go
     IN_FLIGHT = "in_flight"  # the step in flight returns
     PREEMPTED = "preempted"  # from the next step on it waits like others
+    ADMISSION_FAULT = "admission_fault"  # the next step, without the request at which admission broke off
 
 
 @dataclass(frozen=True)

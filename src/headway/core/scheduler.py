@@ -15,7 +15,7 @@ from math import inf
 import numpy as np
 
 from headway.config import CacheConfig, ConfigError, SchedulerConfig
-from headway.core.admission import Admission, Memo, Scan, admitted_row
+from headway.core.admission import Admission, Memo, Scan
 from headway.core.blocks import fit_blocks
 from headway.core.events import Event, Queued, StepOutput
 from headway.core.inspection import Inspection, StepReasons, inspect, step_reasons
@@ -56,10 +56,17 @@ class Scheduler:
         Raises:
             RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
         """
-        state = self._state
         self.check(request)
-        self._num_requests += 1
-        request.handle = self._num_requests
+        try:
+            self._enter(request, now)
+            self._num_requests = request.handle
+        except BaseException:
+            self.take_back(request)
+            raise
+
+    def _enter(self, request: Request, now: float) -> None:
+        state = self._state
+        request.handle = self._num_requests + 1
         request.arrival_s = now
         state.policy.queued(request, state.waiting)
         request.order_key = state.policy.order_key(request)
@@ -71,6 +78,16 @@ class Scheduler:
         state.names[request.request_id] = request.handle
         state.waiting.add(request)
         state.events.append(Queued(request.handle, request.request_id, state.step, now, request.num_prompt_tokens))
+
+    def take_back(self, request: Request) -> None:
+        """Keep nothing of the request that was added last, and nothing in it, as if it had not been."""
+        state, handle = self._state, request.handle
+        state.live.pop(handle, None)
+        if state.names.get(request.request_id) == handle:
+            del state.names[request.request_id]
+        state.waiting.rebuild(other for other in state.waiting if other is not request)
+        state.events = [event for event in state.events if event.handle != handle]
+        request.handle, request.hash_root, request.block_hashes = -1, b"", []
 
     def check(self, request: Request) -> None:
         """Raise what :meth:`add` would raise for this request; nothing is kept of it."""
@@ -134,10 +151,6 @@ class Scheduler:
         scan = Scan(state, grants, self._memo)
         scan.run()
         self._memo = scan.memo
-        for request in state.preempted:
-            state.waiting.add(request)
-        state.preempted.clear()
-        state.flush_host_releases()
         return self._commit(grants, scan.admitted)
 
     def _commit(self, grants: Grants, admitted: list[Admission]) -> StepPlan:
@@ -155,10 +168,10 @@ class Scheduler:
             )
         carries_prefill = grants.carries_prefill or (grants.chunk is not None and bool((grants.chunk & served).any()))
         if admitted:
-            slots = np.append(slots, np.array([row.slot for row in admitted], np.int32))
-            num_scheduled = np.append(num_scheduled, np.array([row.grant for row in admitted], np.int32))
-            starts = np.append(starts, np.array([row.num_computed for row in admitted], np.int32))
-            samples = np.append(samples, np.array([row.samples for row in admitted], np.bool_))
+            slots = np.append(slots, np.array([entry.row.slot for entry in admitted], np.int32))
+            num_scheduled = np.append(num_scheduled, np.array([entry.grant for entry in admitted], np.int32))
+            starts = np.append(starts, np.array([entry.row.num_computed_tokens for entry in admitted], np.int32))
+            samples = np.append(samples, np.array([entry.samples for entry in admitted], np.bool_))
         columns.computed[slots] = starts + num_scheduled
         columns.inflight[slots] += num_scheduled
         columns.frames[slots] += 1
@@ -170,7 +183,7 @@ class Scheduler:
             starts=starts,
             samples=samples,
             new_blocks=self._new_blocks(grants),
-            admitted=tuple(admitted_row(state, row) for row in admitted),
+            admitted=tuple(entry.row for entry in admitted),
             released=np.array(state.released if len(slots) else [], np.int32),
             swap_out=_joined(state.swap_out if len(slots) else []),
             swap_in=_joined(state.swap_in),
@@ -219,6 +232,11 @@ class Scheduler:
         return apply_result(state, plan, result)
 
     # --- looking in ------------------------------------------------------------------------------------
+
+    def take_faults(self) -> list[Exception]:
+        """Exceptions since the last call that broke an admission off and ended the request it was about."""
+        faults, self._state.faults = self._state.faults, []
+        return faults
 
     def take_events(self) -> list[Event]:
         """Lifecycle events since the last call, in order."""

@@ -40,6 +40,8 @@ class SchedulerState:
     slot_of: dict[int, int] = field(default_factory=dict)
     """handle -> slot of every row (draining ones are not live and not in it)."""
     events: list[Event] = field(default_factory=list)
+    faults: list[Exception] = field(default_factory=list)
+    """Exceptions that ended an admission, for whoever keeps a log."""
     released: list[int] = field(default_factory=list)
     """Slots whose request left since the last plan with rows."""
     preempted: list[Request] = field(default_factory=list)
@@ -87,7 +89,7 @@ class SchedulerState:
         for slot, reason, message in zip(slots, reasons, messages, strict=True):
             request = columns.request(slot)
             self.write_back(slot, request)
-            finished.append(self._finish(request, reason, message))
+            finished.append(self.finish(request, reason, message))
             if columns.frames[slot]:
                 self.watch.clear(slot)
                 del self.slot_of[request.handle]
@@ -102,7 +104,7 @@ class SchedulerState:
         if request.status is Status.SWAPPED:
             self.host_releases.append(request.host_tables)
             request.host_tables = ()
-        return self._finish(request, reason, message)
+        return self.finish(request, reason, message)
 
     def flush_host_releases(self) -> None:
         """Give host blocks back whose content no plan in the making reads any more."""
@@ -119,19 +121,22 @@ class SchedulerState:
         self.watch.clear(slot)
         if columns.held[slot]:
             self.kv.pool.free(self.kv.release_order(columns.block_ids(slot)))
+        self.released.append(slot)  # first, so that a slot that is free has been told of (recovery.py)
         columns.leave(slot)
-        self.released.append(slot)
 
     def write_back(self, slot: int, request: Request) -> None:
         """Bring the tokens delivered so far back into the request, which is about to leave its slot."""
         request.tokens = self.columns.tokens[slot, : self.columns.known[slot]].copy()
 
-    def _finish(self, request: Request, reason: FinishReason, message: str) -> Finished:
-        request.move(Status.FINISHED)
+    def finish(self, request: Request, reason: FinishReason, message: str = "") -> Finished:
+        """End a request that is in no slot and no queue any more."""
+        if request.status is not Status.FINISHED:
+            request.move(Status.FINISHED)
         request.finish_reason = reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self.output_lengths.add(request.num_output_tokens)
-        del self.live[request.handle], self.names[request.request_id]
+        self.live.pop(request.handle, None)
+        self.names.pop(request.request_id, None)
         stop_token_id = None
         if reason is FinishReason.STOP and request.tokens[-1] not in request.end_of_text_ids:
             stop_token_id = int(request.tokens[-1])
@@ -150,6 +155,13 @@ class SchedulerState:
         )
         self.events.append(event)
         return event
+
+    def watch_row(self, slot: int) -> None:
+        """Note what block the row will publish next, if that is one of the tokens it knew when it entered its slot."""
+        request, published = self.columns.request(slot), int(self.columns.published[slot])
+        publishes = self.cache.enable_prefix_caching and request.takes_hits
+        if publishes and published < request.num_tokens // self.cache.block_size:
+            self.watch.set(slot, request.block_hashes[published])
 
     # --- hashes and blocks -------------------------------------------------------------------------------
 

@@ -29,6 +29,7 @@ TITLES: Mapping[ReasonCode, str] = {
     ReasonCode.POLICY_HOLD: "held back by the policy",
     ReasonCode.IN_FLIGHT: "its step has not returned",
     ReasonCode.PREEMPTED: "just preempted",
+    ReasonCode.ADMISSION_FAULT: "admission broke off",
 }
 """Each reason in a few words."""
 
@@ -217,6 +218,13 @@ def _preempted(case: _Case) -> tuple[str, str]:
     )
 
 
+def _admission_fault(case: _Case) -> tuple[str, str]:
+    return (
+        "The last step stopped letting requests in after an internal error, which is in the log.",
+        "The next step goes on, without the request at which it happened.",
+    )
+
+
 def _first_upper(text: str) -> str:
     return text[0].upper() + text[1:]
 
@@ -232,4 +240,5 @@ _SENTENCES: Mapping[ReasonCode, Callable[[_Case], tuple[str, str]]] = {
     ReasonCode.POLICY_HOLD: _policy_hold,
     ReasonCode.IN_FLIGHT: _in_flight,
     ReasonCode.PREEMPTED: _preempted,
+    ReasonCode.ADMISSION_FAULT: _admission_fault,
 }

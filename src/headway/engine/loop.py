@@ -3,8 +3,9 @@
 It has no thread and no event loop of its own: whoever owns it calls :meth:`EngineLoop.step`. Requests are known by
 the handle that the scheduler gave them: their names may be used again, handles never are.
 
-Errors: whatever goes wrong while a step is computed ends the requests of that step, and nothing else. An exception
-of the scheduler itself is a bug after which its state cannot be trusted, and goes to the caller.
+Errors: whatever goes wrong while a step is computed ends the requests of that step, and nothing else. Whatever goes
+wrong while requests are admitted ends the one that was looked at (core/recovery.py). Any other exception of the
+scheduler is a bug after which its state cannot be trusted, and goes to the caller.
 """
 
 from __future__ import annotations
@@ -126,15 +127,19 @@ class EngineLoop:
             Its handle.
 
         Raises:
-            RequestRefused: it can never be served, or its id is taken; nothing is kept of it.
+            RequestRefused: it can never be served, or its id is taken. Nothing is kept of it, whatever is raised.
         """
         outlet = self.processor.open(request, prompt_text) if self.processor is not None else None
         self.scheduler.add(request, self.clock())
-        self.metrics.added(request)
-        if self._trace is not None:
-            self._trace.add(request)
-        if self.processor is not None and outlet is not None:
-            self.processor.add(request.handle, outlet)
+        try:
+            self.metrics.added(request)
+            if self._trace is not None:
+                self._trace.add(request)
+            if self.processor is not None and outlet is not None:
+                self.processor.add(request.handle, outlet)
+        except BaseException:
+            self.scheduler.take_back(request)
+            raise
         self._settle_events()
         return request.handle
 
@@ -176,6 +181,7 @@ class EngineLoop:
                 return  # nothing is built on a plan of which it is not known what the executor made
             start_s = self.clock()
             plan = self.scheduler.schedule(start_s)
+            self._log_faults()
             self._count_phase("schedule", start_s)
             if self._trace is not None:
                 self._trace.plan(plan, start_s)
@@ -186,6 +192,13 @@ class EngineLoop:
             self._flights.append(flight)
             with self._isolated(flight):
                 self._executor.submit(plan)
+
+    def _log_faults(self) -> None:
+        """Keep a log of what broke admissions off; the requests concerned have ended."""
+        for fault in self.scheduler.take_faults():
+            if not self._isolate_errors:
+                raise fault
+            logger.error("admission broke off; the request it was about has ended", exc_info=fault)
 
     def _collect(self, late_aborts: Callable[[], Iterable[int]]) -> tuple[StepPlan, StepResult] | None:
         """Wait for the oldest plan in flight; then the aborts that came meanwhile are due, before its outputs."""

@@ -54,7 +54,6 @@ class BlockPool:
         num_blocks: N.
         version: rises when blocks become free, an entry is added, or the index is reset. While it stays the same,
             a request that did not fit still does not fit; blocks found earlier may be gone, though.
-        ref_counts: int32[N + 1], references per block; a read-only view.
         stats: counters.
     """
 
@@ -68,14 +67,19 @@ class BlockPool:
         self.version = 0
         self.stats = PoolStats()
         self._refs = np.zeros(num_blocks + 1, np.int32)
-        self.ref_counts: Int32 = self._refs.view()
-        self.ref_counts.flags.writeable = False
         self._stack: Int32 = np.arange(num_blocks, 0, -1, dtype=np.int32)
         self._top = num_blocks
         self._num_untouched = num_blocks
         self._queue = LRUQueue(num_blocks)
         self._index = PrefixIndex(num_blocks, num_groups)
         self._scratch = np.zeros(num_blocks + 1, np.int32)
+
+    @property
+    def ref_counts(self) -> Int32:
+        """int32[N + 1], references per block; a read-only view."""
+        counts: Int32 = self._refs.view()
+        counts.flags.writeable = False
+        return counts
 
     @property
     def num_free(self) -> int:
@@ -253,6 +257,27 @@ class BlockPool:
         return True
 
     # --- conservation ---
+
+    def rebuild(self, tables: Iterable[Int32]) -> None:
+        """Agree with the block tables again after a call that an exception cut short.
+
+        Args:
+            tables: every block table there is. What they name is held, once per occurrence; all else is free, and
+                nothing is cached, since there is no telling how far the index got.
+        """
+        counts = np.bincount(np.concatenate([np.zeros(0, np.int32), *tables]), minlength=self.num_blocks + 1)
+        self._refs[1:] = counts[1:]
+        self._index.clear()
+        self._queue.clear()
+        free = np.flatnonzero(self._refs[1:] == 0) + 1
+        self._top = len(free)
+        self._stack[: self._top] = free[::-1]
+        touched = max(self.num_touched, int(np.flatnonzero(self._refs).max(initial=0)))
+        self._num_untouched = self.num_blocks - touched
+        num_lost = self.stats.taken + self.stats.revived - self.stats.freed - (self.num_blocks - self._top)
+        self.stats.freed += max(num_lost, 0)
+        self.stats.taken += max(-num_lost, 0)
+        self.version += 1
 
     def check(self, tables: Iterable[Int32] | None = None) -> None:
         """Check that no block is lost, in two places, or wrongly indexed. O(N); for tests.
