@@ -52,8 +52,15 @@ class TemplateTokenizer(ByteTokenizer):
             text = text[len(piece) :]
         return ids
 
-    def apply_chat_template(self, messages: Any, add_generation_prompt: bool = True, tools: Any = None) -> str:
+    def apply_chat_template(
+        self, messages: Any, add_generation_prompt: bool = True, tools: Any = None, variables: Any = None
+    ) -> str:
         try:
-            return self._template.render(messages=[dict(message) for message in messages], tools=tools)
+            return self._template.render(messages=[dict(each) for each in messages], tools=tools, **(variables or {}))
         except Exception as error:
             raise ChatTemplateError(str(error)) from error
+
+    def encode_chat(
+        self, messages: Any, add_generation_prompt: bool = True, tools: Any = None, variables: Any = None
+    ) -> list[int]:
+        return self.encode(self.apply_chat_template(messages, add_generation_prompt, tools, variables))

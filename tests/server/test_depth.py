@@ -50,6 +50,13 @@ def array_schemas(depth: int) -> str:
     return nested(depth, '{"type": "array", "items": ', "}", '{"type": "string"}')
 
 
+def array_schemas_in_an_object(depth: int) -> str:
+    """The same as a property, since arguments are an object."""
+    if depth < 3:
+        return '{"type": "object"}'
+    return '{"type": "object", "properties": {"x": ' + array_schemas(depth - 2) + "}}"
+
+
 def any_of_schemas(depth: int) -> str:
     return nested(depth // 2, '{"anyOf": [', "]}", '{"type": "string"}')
 
@@ -73,7 +80,7 @@ PLACES: dict[str, tuple[str, str, Callable[[int], str]]] = {
     "a forced tool": (
         "/v1/chat/completions",
         "{" + CHAT + ', "tool_choice": "required", "tools": [{' + TOOL + "}]}",
-        array_schemas,
+        array_schemas_in_an_object,
     ),
     "a schema": (
         "/v1/chat/completions",

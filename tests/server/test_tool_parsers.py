@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.server.message_parser import MessageParser
+from headway.server.message_parser import whole as whole_message
 from headway.server.tools.dialects import DIALECTS, HERMES, LLAMA3_JSON, Dialect, find_dialect, knows_tools
-from headway.server.tools.parsers import HermesParser, LlamaJsonParser, ToolParser, whole
+from headway.server.tools.parsers import HermesParser, LlamaJsonParser, ToolParser
 
 NAMES = ("add", "look_up")
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2, "}"]}}\n</tool_call>'
@@ -57,6 +59,12 @@ LLAMA_CASES: dict[str, tuple[str | None, list[tuple[str, str]]]] = {
 CASES = [(HermesParser, *case) for case in HERMES_CASES.items()] + [
     (LlamaJsonParser, *case) for case in LLAMA_CASES.items()
 ]
+
+
+def whole(parser: ToolParser, text: str) -> tuple[str | None, list[dict[str, Any]]]:
+    """Content and calls of a whole output."""
+    message = whole_message(MessageParser((), None, parser), text)
+    return message["content"], message.get("tool_calls", [])
 
 
 def in_pieces(parser: ToolParser, pieces: list[str]) -> tuple[str, list[tuple[str, str]]]:
@@ -148,7 +156,8 @@ def test_a_dialect_is_found_by_the_template_or_chosen(template: str, choice: str
 
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
 def test_what_a_dialect_has_written_its_parser_reads(dialect: Dialect) -> None:
-    call = dialect.opening + json.dumps({"name": "add", dialect.arguments: {"a": 1}}) + dialect.closing
+    body = json.dumps({"name": "add", dialect.arguments: {"a": 1}})
+    call = "".join(str(getattr(part, "text", part)) for part in (*dialect.opening, body, *dialect.closing))
     content, calls = whole(dialect.parser(NAMES), dialect.separator.join([call, call]))
 
     assert content is None

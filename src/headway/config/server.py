@@ -81,6 +81,11 @@ class ServerOptions(Checked):
         help="How the model writes tool calls; auto finds out from its chat template.",
         choices=("auto", "hermes", "llama3_json"),
     )
+    reasoning_parser: str = option(
+        "auto",
+        help="How the model marks its reasoning, which is told apart; auto finds out from its chat template.",
+        choices=("auto", "none", "think", "mistral", "seed_oss", "cohere"),
+    )
 
     status_interval: float = option(
         10.0,

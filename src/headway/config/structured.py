@@ -25,6 +25,23 @@ FAILED = "structured output failed: "
 
 
 @dataclass(frozen=True)
+class Reasoning:
+    """Free text that comes before an output's form, between marks.
+
+    Attributes:
+        opening, closing: the marks.
+        is_open: whether the prompt has the opening mark already: then there is reasoning, else there may be.
+        opening_id, closing_id: ids of the marks, if they are special tokens, which have no text.
+    """
+
+    opening: str
+    closing: str
+    is_open: bool = False
+    opening_id: int | None = None
+    closing_id: int | None = None
+
+
+@dataclass(frozen=True)
 class Structured:
     """A form that an output must have, as text; whoever samples compiles it.
 
@@ -33,11 +50,13 @@ class Structured:
         text: the JSON schema; the regular expression, of which the whole output is a match; the choices, as a JSON
             list of texts; or the grammar, in Lark's or GBNF's notation.
         annotations: parts of JSON schemas in it that are not kept to.
+        reasoning: what comes before it.
     """
 
     kind: str
     text: str
     annotations: tuple[Annotation, ...] = field(default=(), compare=False, repr=False)
+    reasoning: Reasoning | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:

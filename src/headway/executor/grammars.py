@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from headway.config import ConfigError, Structured
 from headway.config.depth import load_json
-from headway.config.structured import json_rule
+from headway.config.structured import Reasoning, json_rule
 from headway.core.plan import Int32
 from headway.executor.masks import Matcher
 from headway.models.loading import Tokenizer
@@ -52,8 +52,8 @@ class CompiledForm(Structured):
 
     matcher: Any = field(default=None, compare=False, repr=False)
 
-    def __reduce__(self) -> tuple[type[Structured], tuple[str, str]]:
-        return Structured, (self.kind, self.text)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Structured, (self.kind, self.text, self.annotations, self.reasoning)
 
 
 class GuidanceGrammars:
@@ -87,7 +87,7 @@ class GuidanceGrammars:
             if known is not None:
                 self._cache.move_to_end(form)
                 return known
-        compiled = CompiledForm(form.kind, form.text, form.annotations, self._matcher(form))
+        compiled = CompiledForm(form.kind, form.text, form.annotations, form.reasoning, self._matcher(form))
         for annotation in form.annotations[:_MAX_LOGGED]:
             logger.warning("the schema of an output has a part that cannot be kept to: %s", annotation)
         with self._lock:
@@ -127,7 +127,10 @@ class GuidanceGrammars:
         from llguidance import LLMatcher, LLParserLimits
 
         try:
-            text = LLMatcher.grammar_from_lark(_HEADER + _to_lark(form))
+            grammars: list[dict[str, str]] = [{"name": "form", "lark_grammar": _HEADER + _to_lark(form)}]
+            if form.reasoning is not None:
+                grammars.insert(0, {"lark_grammar": _HEADER + _after_reasoning(form.reasoning)})
+            text = json.dumps({"grammars": grammars})
         except ConfigError:
             raise
         except Exception as error:  # converting a grammar of GBNF fails in many ways
@@ -206,6 +209,18 @@ def _to_lark(form: Structured) -> str:
     if form.kind == "choice":
         return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in json.loads(form.text))
     return any_to_lark(form.text)
+
+
+def _after_reasoning(reasoning: Reasoning) -> str:
+    """Reasoning, and then the grammar named "form"."""
+    opening = json.dumps(reasoning.opening) if reasoning.opening_id is None else f"<[{reasoning.opening_id}]>"
+    if reasoning.closing_id is None:
+        rules = f"reasoning[suffix={json.dumps(reasoning.closing)}]: /(?s:.*)/"
+    else:
+        rules = f"reasoning: FREE <[{reasoning.closing_id}]>\nFREE: /(?s:.*)/"
+    between = r"/[ \t\r\n]{0,8}/"
+    start = f"reasoning {between} @form"
+    return f"start: {start if reasoning.is_open else f'({opening} reasoning {between})? @form'}\n{rules}"
 
 
 def _unusable(form: Structured, reason: str) -> ConfigError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from headway.server import errors
 from headway.server.admission import Ticket, TurnedAway
 from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
+from headway.server.reasoning import TAIL_TOKENS
 from headway.server.spec import CallSpec, EchoedPrompt, sampling_of
 from headway.server.tokenising import TokenIds, Tokenising
 
@@ -66,13 +68,15 @@ class Call:
         self._updates: UpdateStream | None = None
         self.prompts: list[TokenIds] = []
         """Known once it has started."""
+        self.reasoning_is_open = False
+        """Whether its outputs begin within reasoning; known once it has started."""
         self._failure: ApiError | None = None
         self._deadline: asyncio.TimerHandle | None = None
         if spec.timeout_s is not None:
             self._deadline = asyncio.get_running_loop().call_later(spec.timeout_s, self._expire)
 
     async def start(self, *, final_only: bool) -> list[EchoedPrompt]:
-        """Compile the form of the output, tokenise, count and submit.
+        """Tokenise, compile the form of the output, count and submit.
 
         Args:
             final_only: whether only whole outputs are wanted.
@@ -84,9 +88,9 @@ class Call:
             ApiError: the call cannot be served, or was ended meanwhile.
         """
         try:
-            self._sampling = await self._compiling.compile(self.spec.sampling, self.spec.form_field)
-            self._sampling = await self._with_bad_words(self._sampling)
             prompts = await self._tokenising.encode(self.spec.prompts, self._may_go_on)
+            self._sampling = await self._compiling.compile(self._with_reasoning(prompts), self.spec.form_field)
+            self._sampling = await self._with_bad_words(self._sampling)
             self._may_go_on()
             self.prompts = prompts
             prepared = self._prepare(prompts)
@@ -153,6 +157,18 @@ class Call:
         if self._failure is not None:
             raise self._failure
         self._ticket.check()
+
+    def _with_reasoning(self, prompts: Sequence[TokenIds]) -> SamplingParams:
+        """The sampling parameters, with the reasoning that may come before the form of the output."""
+        sampling, reasoning = self.spec.sampling, self.spec.reasoning
+        if reasoning is None:
+            return sampling
+        end = self._tokenising.decode([int(token) for token in prompts[0][-TAIL_TOKENS:]], skip_special_tokens=False)
+        self.reasoning_is_open = reasoning.is_open_after(end)
+        if sampling.structured is None:
+            return sampling
+        before = reasoning.before_form(end, self._tokenising.special_ids)
+        return replace(sampling, structured=replace(sampling.structured, reasoning=before))
 
     def _prepare(self, prompts: Sequence[TokenIds]) -> list[Prepared]:
         spec = self.spec

@@ -69,9 +69,13 @@ class GenerationResponse(Response):
         finally:
             call.close()
 
+    async def _start(self, call: Call, *, final_only: bool) -> None:
+        texts = await call.start(final_only=final_only)
+        self._answer.set_prompts(texts, call.prompts, reasoning_is_open=call.reasoning_is_open)
+
     async def _whole(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._answer.set_prompts(await call.start(final_only=True), call.prompts)
+            await self._start(call, final_only=True)
             outputs: dict[int, RequestOutput] = {}
             while (updates := await call.take()) is not None:
                 outputs.update(_outputs(updates))
@@ -97,7 +101,7 @@ class GenerationResponse(Response):
         keep_alive_s = self._service.options.keep_alive
         begun = False
         try:
-            self._answer.set_prompts(await call.start(final_only=False), call.prompts)
+            await self._start(call, final_only=False)
             while (updates := await call.take(keep_alive_s)) is not None:
                 outputs.update(_outputs(updates))
                 chunks = [chunk for index, update in updates for chunk in self._answer.chunks(index, update)]

@@ -17,9 +17,10 @@ from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
 from headway.server.health import Health, judge
 from headway.server.offload import Offload
+from headway.server.reasoning import find_reasoning
 from headway.server.spec import CallSpec
 from headway.server.tokenising import Tokenising
-from headway.server.tools.choosing import ToolSupport
+from headway.server.tools.choosing import ChatSupport
 from headway.server.tools.dialects import find_dialect, knows_tools
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ class Service:
 
     Attributes:
         created: when the server began, in seconds since 1970.
-        tools: what the model can do with tools.
+        chats: what the model can do in chats.
         models: names that clients may use; the first one is in the answers.
         offload: where large bodies are worked on.
         calls: open ones, by request id.
@@ -58,7 +59,12 @@ class Service:
         self.tokenising = Tokenising(inner.tokenizer, scheduler.max_model_len)
         self.offload = Offload()
         template = inner.tokenizer.chat_template if inner.tokenizer is not None else ""
-        self.tools = ToolSupport(knows_tools(template), find_dialect(template, options.tool_call_parser))
+        self.chats = ChatSupport(
+            knows_tools(template),
+            find_dialect(template, options.tool_call_parser),
+            self.tokenising.special_ids,
+            find_reasoning(template, options.reasoning_parser),
+        )
         self._compiling = Compiling(inner.compile_form, options.form_timeout)
         self.calls: dict[str, Call] = {}
         self.draining = False

@@ -15,7 +15,8 @@ from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.completions import CompletionBody
 from headway.server.protocol.generation import GenerationBody
 from headway.server.protocol.tokens import TokenizeBody
-from headway.server.tools.choosing import ToolSupport, plan_tools
+from headway.server.reasoning import ReasoningFormat
+from headway.server.tools.choosing import ChatSupport, plan_tools
 from headway.server.tools.dialects import Tool
 from headway.server.tools.legacy import in_its_words, with_tools
 from headway.server.tools.parsers import ToolParser
@@ -85,6 +86,8 @@ class CallSpec:
         sampling: of the first choice of each prompt.
         form_field: what the client calls the form of the output, if it has one.
         make_tool_parser: for each choice whose text may have tool calls.
+        reasoning: how the model marks its reasoning, which is told apart.
+        show_reasoning: whether the client is to see it.
         legacy_calls: whether a call is shown as OpenAI's API did before there were tools.
         n: choices to answer with, per prompt.
         candidates: choices to generate, per prompt; the likeliest ``n`` are kept.
@@ -103,6 +106,8 @@ class CallSpec:
     sampling: SamplingParams
     form_field: str = ""
     make_tool_parser: Callable[[], ToolParser] | None = None
+    reasoning: ReasoningFormat | None = None
+    show_reasoning: bool = True
     legacy_calls: bool = False
     n: int = 1
     candidates: int = 1
@@ -207,8 +212,8 @@ def completion_spec(body: CompletionBody, options: ServerOptions, max_model_len:
     )
 
 
-def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, support: ToolSupport) -> CallSpec:
-    """What a chat call asks for; ``support`` is what the model can do with tools.
+def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, support: ChatSupport) -> CallSpec:
+    """What a chat call asks for; ``support`` is what the model can do.
 
     Raises:
         ApiError: a field is out of bounds.
@@ -241,6 +246,8 @@ def chat_spec(body: ChatBody, options: ServerOptions, max_model_len: int, suppor
         prompt_field="messages",
         form_field=plan.form_field,
         make_tool_parser=plan.make_parser,
+        reasoning=support.reasoning,
+        show_reasoning=body.include_reasoning is not False,
         legacy_calls=bool(body.functions),
         n=n,
         candidates=n,

@@ -38,6 +38,9 @@ class Tokenising:
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
         self._template_variables = variables_of(tokenizer.chat_template if tokenizer is not None else "")
+        special = sorted(tokenizer.special_token_ids) if tokenizer is not None else ()
+        self.special_ids = {self.bytes_of(token_id).decode(errors="replace"): token_id for token_id in special}
+        """Ids of special tokens, by their texts."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
         self._side_thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise-on-request")
         self._turn = asyncio.Lock()

@@ -48,12 +48,22 @@ class Answer(ABC):
         self._prompt_ends: Sequence[bytes] = ()
         """Of each prompt the bytes of a character that it begins and does not complete."""
         self._num_prompt_tokens = self._num_generated = 0
+        self._reasoning_is_open = False
 
-    def set_prompts(self, echoed: Sequence[EchoedPrompt], prompts: Sequence[TokenIds]) -> None:
-        """Take what is known before there is any output: prompts as they are repeated, if they are, and as tokens."""
+    def set_prompts(
+        self, echoed: Sequence[EchoedPrompt], prompts: Sequence[TokenIds], *, reasoning_is_open: bool
+    ) -> None:
+        """Take what is known before there is any output.
+
+        Args:
+            echoed: the prompts as they are repeated, if they are.
+            prompts: as tokens.
+            reasoning_is_open: whether the outputs begin within reasoning.
+        """
         self._prompts = echoed
         self._prompt_ends = [unfinished_end(self._text_bytes, prompt) for prompt in prompts]
         self._num_prompt_tokens = sum(map(len, prompts))
+        self._reasoning_is_open = reasoning_is_open
 
     @abstractmethod
     def choices_of(self, index: int, update: RequestUpdate) -> list[Choice]:
@@ -91,7 +101,13 @@ class Answer(ABC):
         prompt = sum(len(output.prompt_token_ids) for output in firsts)
         cached = sum(output.metrics.num_cached_tokens for output in firsts if output.metrics is not None)
         generated = sum(len(output.outputs[0].token_ids) for output in outputs)
-        return {**self._counts(prompt, generated), "prompt_tokens_details": {"cached_tokens": cached}}
+        usage = {**self._counts(prompt, generated), "prompt_tokens_details": {"cached_tokens": cached}}
+        details = self._completion_details(outputs)
+        return {**usage, "completion_tokens_details": details} if details else usage
+
+    def _completion_details(self, outputs: Sequence[RequestOutput]) -> dict[str, int]:
+        """What the generated tokens are, as far as that can be told."""
+        return {}
 
     def _counts(self, prompt: int, generated: int) -> dict[str, Any]:
         completion = 0 if self.spec.scores_only else generated

@@ -90,14 +90,15 @@ export class Chat {
     if (event.usage) timing.tokens = event.usage.completion_tokens;
     for (const choice of event.choices ?? []) {
       if (choice.finish_reason) timing.end = choice.finish_reason;
-      const piece = choice.delta?.content;
+      const thought = choice.delta?.reasoning;
+      const piece = thought || choice.delta?.content;
       if (!piece) continue;
       if (timing.first === null) {
         timing.first = performance.now();
         text(byId("chat-stats"), "streaming …");
       }
       const atEnd = this.log.scrollHeight - this.log.scrollTop - this.log.clientHeight < 24;
-      answer.append(piece);
+      (thought ? reasoningOf(answer) : answer).append(piece);
       if (atEnd) this.log.scrollTop = this.log.scrollHeight;
     }
   }
@@ -136,4 +137,10 @@ export class Chat {
 /** Sixteen random hexadecimal digits. */
 function randomName() {
   return [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+/** The paragraph in front of an answer that has its reasoning. */
+function reasoningOf(answer) {
+  if (!answer.previousElementSibling.classList.contains("reasoning")) answer.before(make("p", { name: "reasoning" }));
+  return answer.previousElementSibling;
 }

@@ -123,6 +123,7 @@ class ChatBody(GenerationBody):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     reasoning_effort: Word | None = None
+    include_reasoning: bool | None = None
     verbosity: Word | None = None
     enable_thinking: bool | None = None
     thinking: Thinking | None = None

@@ -227,10 +227,10 @@ _CHAT: list[Field] = [
     *_refused("prompt_logprobs", "log probabilities of a chat's prompt are not supported", VLLM, (False,)),
     *_refused("thinking_token_budget", "thinking has no budget of its own; max_tokens counts all", VLLM, (-1,)),
     *_taken("media_io_kwargs mm_processor_kwargs", "this model reads text only", VLLM),
-    *_taken("include_reasoning", "reasoning is not told apart", VLLM),
-    *_taken("separate_reasoning stream_reasoning", "reasoning is not told apart", SGLANG),
+    _used("include_reasoning", "false leaves the reasoning out of the answer", f"{VLLM}, {OPENROUTER}"),
+    *_taken("separate_reasoning stream_reasoning", "reasoning is told apart if the model marks it", SGLANG),
     *_taken("max_dynamic_patch min_dynamic_patch use_audio_in_video", "this model reads text only", SGLANG),
-    *_taken("reasoning_format thinking_forced_open", "reasoning is not told apart", LLAMA_CPP),
+    *_taken("reasoning_format thinking_forced_open", "reasoning is told apart if the model marks it", LLAMA_CPP),
     *_taken("parse_tool_calls", "calls are told apart if there are tools", LLAMA_CPP),
     _alias("n_predict", "max_tokens", LLAMA_CPP),
 ]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from headway.server.protocol.base import Body, History, Listed
+
+
+def _of_any_object(schema: Any) -> Any:
+    return {} if schema is True else schema
 
 
 class FunctionDefinition(Body):
@@ -16,8 +20,8 @@ class FunctionDefinition(Body):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")
     description: str | None = None
-    parameters: dict[str, Any] | None = None
-    """JSON schema of its arguments."""
+    parameters: Annotated[dict[str, Any] | None, BeforeValidator(_of_any_object)] = None
+    """JSON schema of its arguments, which are an object whether it says so or not; ``true`` is no limit."""
     strict: bool | None = None
     """Known to OpenAI; here the schema is kept to whenever the call is forced."""
 

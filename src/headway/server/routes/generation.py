@@ -37,7 +37,7 @@ async def chat_completions(body: Annotated[ChatBody, Body()], request: Request) 
     service = service_of(request)
     defaults = service.engine.engine.sampling_defaults
     spec = await off_loop(
-        request, chat_spec, body.with_defaults(defaults), service.options, service.max_model_len, service.tools
+        request, chat_spec, body.with_defaults(defaults), service.options, service.max_model_len, service.chats
     )
     name = call_name(request.scope, "chatcmpl")
     return GenerationResponse(service, spec, ChatAnswer, name, request.scope[OWNER])

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from headway.config import ConfigError, Structured
 from headway.config.server import ServerOptions
@@ -12,21 +12,26 @@ from headway.server.errors import invalid, shown, unusable
 from headway.server.forms import check_length, noted
 from headway.server.protocol.chat import ChatBody
 from headway.server.protocol.tools import ChosenTools
+from headway.server.reasoning import ReasoningFormat
 from headway.server.tools.dialects import Dialect, Tool
 from headway.server.tools.parsers import ToolParser
 
 
 @dataclass(frozen=True)
-class ToolSupport:
-    """What the served model can do with tools.
+class ChatSupport:
+    """What the served model can do in chats besides talking.
 
     Attributes:
         in_template: whether its chat template shows tools to the model.
         dialect: how it writes calls, if that is known.
+        special_ids: ids of the tokenizer's special tokens, by their texts.
+        reasoning: how it marks its reasoning, if it does.
     """
 
     in_template: bool = False
     dialect: Dialect | None = None
+    special_ids: Mapping[str, int] = field(default_factory=dict)
+    reasoning: ReasoningFormat | None = None
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,7 @@ class ToolPlan:
 
 
 def plan_tools(
-    body: ChatBody, form: Structured | None, form_field: str, options: ServerOptions, support: ToolSupport
+    body: ChatBody, form: Structured | None, form_field: str, options: ServerOptions, support: ChatSupport
 ) -> ToolPlan:
     """What follows from ``tools``, ``tool_choice`` and ``parallel_tool_calls``.
 
@@ -74,11 +79,11 @@ def plan_tools(
     dialect = _dialect(support)
     names = frozenset(tool["function"]["name"] for tool in tools)
     if not forced:
-        calls = _calls_or_answer(dialect, tools_to_call, form, form_field, only_one=only_one)
+        calls = _calls_or_answer(support, tools_to_call, form, form_field, only_one=only_one)
     elif form is not None:
         raise invalid(f"{form_field} cannot go with a tool_choice that forces a call", form_field)
     else:
-        calls = _calls(dialect, tools_to_call, only_one=only_one)
+        calls = _calls(support, tools_to_call, only_one=only_one)
     if calls is not None:
         check_length(calls, "tools", options)
         calls = _noted(calls, body, tools_to_call)
@@ -106,7 +111,7 @@ def _chosen(tools: Sequence[Tool], choice: ChosenTools) -> tuple[Tool, ...]:
     return tuple(tool for tool in tools if tool["function"]["name"] in names)
 
 
-def _dialect(support: ToolSupport) -> Dialect:
+def _dialect(support: ChatSupport) -> Dialect:
     if not support.in_template:
         raise invalid("this model's chat template knows no tools", "tools", "unsupported")
     if support.dialect is None:
@@ -115,9 +120,12 @@ def _dialect(support: ToolSupport) -> Dialect:
     return support.dialect
 
 
-def _calls(dialect: Dialect, tools: Sequence[Tool], *, only_one: bool, answer: object = None) -> Structured:
+def _calls(support: ChatSupport, tools: Sequence[Tool], *, only_one: bool, answer: object = None) -> Structured:
+    dialect = _dialect(support)
     try:
-        return Structured.grammar(dialect.grammar(tools, only_one=only_one, answer=answer))
+        return Structured.grammar(
+            dialect.grammar(tools, only_one=only_one, answer=answer, special_ids=support.special_ids)
+        )
     except ConfigError as error:
         raise unusable(error, "tools", "tools") from error
 
@@ -139,7 +147,7 @@ def _noted(calls: Structured, body: ChatBody, tools: Sequence[Tool]) -> Structur
 
 
 def _calls_or_answer(
-    dialect: Dialect, tools: Sequence[Tool], form: Structured | None, form_field: str, *, only_one: bool
+    support: ChatSupport, tools: Sequence[Tool], form: Structured | None, form_field: str, *, only_one: bool
 ) -> Structured | None:
     """The form of outputs that are calls, or, if there is one, an answer of the form asked for."""
     if form is None:
@@ -150,4 +158,4 @@ def _calls_or_answer(
         answer = json.loads(form.text)
     except (ValueError, RecursionError) as error:
         raise invalid(f"{form_field} is not JSON: {error}", form_field) from error
-    return replace(_calls(dialect, tools, only_one=only_one, answer=answer), annotations=form.annotations)
+    return replace(_calls(support, tools, only_one=only_one, answer=answer), annotations=form.annotations)

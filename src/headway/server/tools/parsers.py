@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from typing import Any
 
-from headway.server.tools.scanner import SPACE, CallScanner, Found, NoCall
+from headway.server.tools.marks import Mark, num_told, shown
+from headway.server.tools.scanner import SPACE, CallScanner, Found
 
 Delta = dict[str, Any]
 """What OpenAI's streams have in "delta": a piece of "content", or of "tool_calls"."""
@@ -16,12 +18,17 @@ Delta = dict[str, Any]
 class ToolParser(ABC):
     """Splits an output into content and calls.
 
-    A call is one only if its function is among ``names``; what turns out to be none is content, unchanged. Between
-    and around calls, white space is dropped; an output without calls is passed on as it is.
+    A call is one from the moment its name is known, if that is among ``names``; what turns out to be none is content,
+    unchanged. Between and around calls, white space is dropped; an output without calls is passed on as it is.
 
     Args:
         names: functions that may be called.
+
+    Attributes:
+        marks: to be told from other text; special tokens of these texts come as their hidden characters.
     """
+
+    marks: tuple[Mark, ...] = ()
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
@@ -30,9 +37,10 @@ class ToolParser(ABC):
         self._space = ""
         """White space that is content if content follows."""
         self._scanner: CallScanner | None = None
+        self._ended = False
+        """Whether the object of the call being read has ended, so that only its closing mark is missing."""
         self._mark = self._raw = ""
         """The mark of the call being read, and what came after it, as it may still turn out to be none."""
-        self._named = False
         self._deltas: list[Delta] = []
         self.num_calls = 0
         """Calls found so far."""
@@ -40,17 +48,17 @@ class ToolParser(ABC):
     def feed(self, text: str) -> list[Delta]:
         """Take in what comes next of the output."""
         self._pending += text
-        while self._read_call() if self._scanner is not None else self._find_call():
-            pass
+        self._go_on()
         return self._take()
 
     def finish(self) -> list[Delta]:
         """The output has ended: what is left."""
-        if self._scanner is not None and self._named:
-            self._pending = ""  # the call's, or a part of its closing mark
-        elif self._scanner is not None:
+        while self._scanner is not None and self._scanner.name is None:
             self._give_up()
-        self._content(self._pending)
+            self._go_on()
+        if self._scanner is not None and not self._ended:
+            self._pending = ""  # the call's
+        self._end_output()
         if not self.num_calls:
             self._emit(self._space)
         self._pending = self._space = ""
@@ -65,35 +73,39 @@ class ToolParser(ABC):
         self._scanner = None
         return True
 
+    def _end_output(self) -> None:
+        """The output has ended: what could not be told yet is content."""
+        self._content(self._pending)
+
+    def _go_on(self) -> None:
+        while self._read_call() if self._scanner is not None else self._find_call():
+            pass
+
     def _begin_call(self, mark: str) -> None:
         """A call begins after ``mark``, which ``_pending`` begins with."""
         self._pending = self._pending[len(mark) :]
-        self._scanner, self._mark, self._raw, self._named = CallScanner(), mark, "", False
+        self._scanner, self._mark, self._raw, self._ended = CallScanner(self._names), mark, "", False
 
     def _read_call(self) -> bool:
         scanner = self._scanner
-        if scanner is None or scanner.done:
+        if scanner is None or self._ended:
             return self._end_call()
         if not self._pending:
             return False
-        try:
-            found = scanner.feed(self._pending)
-            if found.name is not None and found.name not in self._names:
-                raise NoCall
-        except NoCall:
-            if self._named:  # it was announced, so it ends here
-                self._scanner = None
-            else:
-                self._give_up()
-            return True
-        self._raw += self._pending[: found.num_chars]
+        found = scanner.feed(self._pending)
+        if scanner.name is None:
+            self._raw += self._pending[: found.num_chars]
         self._pending = self._pending[found.num_chars :]
         self._announce(found)
+        if found.broken and scanner.name is None:
+            self._give_up()
+        else:
+            self._ended = scanner.done or found.broken
         return True
 
     def _announce(self, found: Found) -> None:
         if found.name is not None:
-            self._named, self._space = True, ""
+            self._space = ""
             self.num_calls += 1
             call = {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function"}
             self._call({**call, "function": {"name": found.name, "arguments": found.arguments}})
@@ -111,6 +123,7 @@ class ToolParser(ABC):
 
     def _content(self, text: str) -> None:
         """Pass on content; white space at its end waits for more."""
+        text = shown(text)
         if not text:
             return
         kept = text.rstrip(SPACE)
@@ -130,34 +143,55 @@ class ToolParser(ABC):
 
 
 class HermesParser(ToolParser):
-    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number, anywhere; Qwen writes so too."""
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, any number, anywhere; Qwen writes so too.
 
-    OPEN, CLOSE = "<tool_call>", "</tool_call>"
+    What stands between the end of a call's object and its closing mark goes with the call, such as a brace too many;
+    if there is no closing mark before the next call or the end, it is content.
+    """
+
+    OPEN, CLOSE = Mark("<tool_call>"), Mark("</tool_call>")
+    marks = (OPEN, CLOSE)
+    _OPENING = re.compile(OPEN.pattern)
+    _EITHER = re.compile(f"{OPEN.pattern}|{CLOSE.pattern}")
+
+    def __init__(self, names: Collection[str]) -> None:
+        super().__init__(names)
+        self._num_searched = 0
+        """Characters of ``_pending`` that no closing mark begins in."""
 
     def _find_call(self) -> bool:
-        place = self._pending.find(self.OPEN)
-        if place >= 0:
-            self._content(self._pending[:place])
-            self._pending = self._pending[place:]
-            self._begin_call(self.OPEN)
-            return True
-        place = _begun(self._pending, self.OPEN)
+        found = self._OPENING.search(self._pending)
+        place = found.start() if found else num_told(self._pending, (self.OPEN,))
         self._content(self._pending[:place])
         self._pending = self._pending[place:]
-        return False
+        if found:
+            self._begin_call(found[0])
+        return found is not None
 
     def _end_call(self) -> bool:
-        rest = self._pending.lstrip(SPACE)
-        if len(rest) < len(self.CLOSE) and self.CLOSE.startswith(rest):
+        found = self._EITHER.search(self._pending, self._num_searched)
+        if not found:
+            self._num_searched = max(0, len(self._pending) - len(self.CLOSE.text))
             return False
-        self._pending = rest.removeprefix(self.CLOSE)
+        if found[0] in (self.CLOSE.text, self.CLOSE.hidden):
+            self._pending = self._pending[found.end() :]
+        else:
+            self._pending = self._pending.lstrip(SPACE)
+        self._num_searched = 0
         return super()._end_call()
+
+    def _end_output(self) -> None:
+        if self._ended and self._scanner is not None:
+            rest = self._pending.strip(SPACE)
+            self._pending = rest if num_told(rest, (self.CLOSE,)) == len(rest) else ""  # its closing mark had begun
+        super()._end_output()
 
 
 class LlamaJsonParser(ToolParser):
     """``{"name": ..., "parameters": {...}}`` and nothing else, several with semicolons between; Llama 3 writes so."""
 
-    MARK = "<|python_tag|>"
+    MARK = Mark("<|python_tag|>")
+    marks = (MARK,)
 
     def __init__(self, names: Collection[str]) -> None:
         super().__init__(names)
@@ -171,9 +205,9 @@ class LlamaJsonParser(ToolParser):
         rest = self._pending.lstrip(SPACE + ";" if self.num_calls else SPACE)
         if self.num_calls:
             self._pending = rest
-        if not rest or (len(rest) < len(self.MARK) and self.MARK.startswith(rest)):
+        if not rest or self.MARK.may_begin(rest):
             return False
-        mark = self.MARK if rest.startswith(self.MARK) else ""
+        mark = self.MARK.begins(rest)
         if not mark and not rest.startswith("{"):
             self._is_text = True
             return True
@@ -185,26 +219,3 @@ class LlamaJsonParser(ToolParser):
     def _give_up(self) -> None:
         self._is_text = True
         super()._give_up()
-
-
-def whole(parser: ToolParser, text: str) -> tuple[str | None, list[dict[str, Any]]]:
-    """Content and calls of a whole output, as a message has them: with calls, there may be no content."""
-    content: list[str] = []
-    calls: list[dict[str, Any]] = []
-    for delta in [*parser.feed(text), *parser.finish()]:
-        if "content" in delta:
-            content.append(delta["content"])
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                calls.append({"id": call["id"], "type": "function", "function": dict(call["function"])})
-            else:
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
-    return "".join(content) or (None if calls else ""), calls
-
-
-def _begun(text: str, mark: str) -> int:
-    """Where ``text`` ends in the beginning of ``mark``; its length if it does not."""
-    for length in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[len(text) - length :]):
-            return len(text) - length
-    return len(text)
