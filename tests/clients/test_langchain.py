@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
@@ -68,3 +68,22 @@ def test_structured_output_without_a_schema(make: Make) -> None:
     answer = make().with_structured_output(Person, method="json_mode").invoke(PERSON_QUESTION)
 
     assert answer == ADA
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reasoning_effort": "high"},
+        {"extra_body": {"enable_thinking": True}},
+        {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("streaming", [False, True])
+def test_thinking(make: Make, settings: dict[str, Any], streaming: bool) -> None:
+    """This library does not show the reasoning of servers that are not OpenAI's, so it must not be in the content."""
+    answer = make(streaming=streaming, stream_usage=True, **settings).invoke(HELLO)
+
+    assert str(answer.content).strip() == GREETING
+    assert answer.usage_metadata is not None
+    assert answer.usage_metadata["output_tokens"] > len(GREETING.encode()) + 1

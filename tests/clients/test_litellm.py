@@ -96,3 +96,10 @@ def test_thinking(ask: Ask, fields: dict[str, Any]) -> None:
     message = ask(**fields).choices[0].message
 
     assert (message.reasoning_content.strip(), message.content.strip()) == (THOUGHT, GREETING)
+
+
+def test_thinking_in_a_stream(ask: Ask) -> None:
+    deltas = [chunk.choices[0].delta for chunk in ask(stream=True, extra_body={"enable_thinking": True})]
+
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas).strip() == THOUGHT
+    assert "".join(delta.content or "" for delta in deltas).strip() == GREETING

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ThinkingBlock
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
 from llama_index.llms.openai_like import OpenAILike
@@ -16,11 +16,17 @@ from tests.clients.script import (
     GREETING,
     HELLO,
     PERSON_QUESTION,
+    THOUGHT,
     WEATHER_ANSWER,
     WEATHER_QUESTION,
 )
 
 Make = Callable[..., OpenAILike]
+THINKING: list[dict[str, Any]] = [
+    {"reasoning_effort": "high"},
+    {"extra_body": {"enable_thinking": True}},
+    {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +81,19 @@ def test_structured_output(make: Make, by_schema: bool) -> None:
 
     assert model.structured_predict(Person, PromptTemplate(PERSON_QUESTION)) == ADA
     assert model.as_structured_llm(Person).chat(says(PERSON_QUESTION)).raw == ADA
+
+
+@pytest.mark.parametrize("fields", THINKING, ids=str)
+def test_thinking(make: Make, fields: dict[str, Any]) -> None:
+    message = make(additional_kwargs=fields).chat(says(HELLO)).message
+
+    assert [block.content.strip() for block in message.blocks if isinstance(block, ThinkingBlock)] == [THOUGHT]
+    assert (message.content or "").strip() == GREETING
+
+
+def test_thinking_in_a_stream(make: Make) -> None:
+    chunks = list(make(additional_kwargs=THINKING[0]).stream_chat(says(HELLO)))
+
+    assert "".join(chunk.delta or "" for chunk in chunks).strip() == GREETING
+    thoughts = "".join(chunk.additional_kwargs.get("thinking_delta", "") for chunk in chunks)
+    assert thoughts.strip() == THOUGHT

@@ -14,9 +14,17 @@ from tests.clients.script import (
     GREETING,
     HELLO,
     PERSON_QUESTION,
+    THOUGHT,
     WEATHER_ANSWER,
     WEATHER_QUESTION,
 )
+
+THINKING: list[dict[str, Any]] = [
+    {"reasoning_effort": "high"},
+    {"extra_body": {"enable_thinking": True}},
+    {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}},
+    {"extra_body": {"thinking": {"type": "enabled", "budget_tokens": 1024}}},
+]
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +102,42 @@ def test_structured_output_by_a_tool_of_the_clients_own_making(client: openai.Op
 
     [call] = answer.choices[0].message.tool_calls or []
     assert call.function.parsed_arguments == ADA
+
+
+@pytest.mark.parametrize("fields", THINKING, ids=str)
+def test_thinking(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    message = ask(client, **fields).choices[0].message
+
+    assert (message.reasoning_content.strip(), message.content.strip()) == (THOUGHT, GREETING)
+
+
+def test_thinking_in_a_stream(client: openai.OpenAI) -> None:
+    deltas = [chunk.choices[0].delta for chunk in ask(client, stream=True, reasoning_effort="low")]
+
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas).strip() == THOUGHT
+    assert "".join(delta.content or "" for delta in deltas).strip() == GREETING
+
+
+def test_thinking_before_a_call(client: openai.OpenAI) -> None:
+    [choice] = ask(client, WEATHER_QUESTION, tools=[WEATHER_TOOL], reasoning_effort="high").choices
+
+    assert choice.message.reasoning_content.strip() == THOUGHT
+    assert not choice.message.content
+    [call] = choice.message.tool_calls
+    assert look_up(call.function.name, call.function.arguments)
+
+
+@pytest.mark.parametrize("forced", [False, True], ids=["answer", "call"])
+def test_thinking_before_an_output_that_has_a_form(client: openai.OpenAI, forced: bool) -> None:
+    form: Any = {"response_format": Person}
+    if forced:
+        form = {"tools": [openai.pydantic_function_tool(Person)], "tool_choice": "required"}
+    messages: list[Any] = [{"role": "user", "content": PERSON_QUESTION}]
+    answer = client.chat.completions.parse(model=MODEL, messages=messages, reasoning_effort="high", **form)
+
+    message: Any = answer.choices[0].message
+    assert message.reasoning_content.strip() == THOUGHT
+    assert (message.tool_calls[0].function.parsed_arguments if forced else message.parsed) == ADA
 
 
 def test_thinking_switched_off(client: openai.OpenAI) -> None:
