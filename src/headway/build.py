@@ -15,6 +15,7 @@ import torch
 
 import headway
 from headway.config import CacheConfig, ConfigError, EngineOptions, SchedulerConfig
+from headway.config.combinations import check_fits, tight_limits, tokens_that_fit
 from headway.config.files import writable_file
 from headway.core.policies import make_policy
 from headway.core.scheduler import Scheduler
@@ -262,14 +263,26 @@ def _size(options: EngineOptions, model: DecoderModel) -> _Sizes:
     longest = _longest(options.max_model_len, config)
     block_bytes = kv_block_bytes(config, size, dtype)
     num_blocks, why_blocks = _num_blocks(options, block_bytes, longest, model.device)
+    cache = options.cache_config(num_blocks, _num_host_blocks(options, block_bytes))
     if options.max_model_len is not None:
         max_model_len, why_length = longest, "as asked for"
-    elif longest <= num_blocks * size:
-        max_model_len, why_length = longest, _why_longest(config)
     else:
-        max_model_len, why_length = num_blocks * size, "what the KV blocks hold"
-    cache = options.cache_config(num_blocks, _num_host_blocks(options, block_bytes))
-    return _Sizes(options.scheduler_config(max_model_len), cache, why_blocks, why_length)
+        max_model_len, why_length = _shortened(longest, _why_longest(config), options, cache)
+    scheduler = options.scheduler_config(max_model_len)
+    check_fits(scheduler, cache)
+    return _Sizes(scheduler, cache, why_blocks, why_length)
+
+
+def _shortened(longest: int, why: str, options: EngineOptions, cache: CacheConfig) -> tuple[int, str]:
+    """The longest sequence that the model and all other options allow, if nobody says how long, and why."""
+    fitting = tokens_that_fit(cache)
+    if fitting < 2:
+        raise ConfigError("num_blocks", cache.num_blocks, "must hold 2 tokens at least, one of them output")
+    if fitting < longest:
+        longest, why = fitting, "what the KV blocks hold"
+    if not options.enable_chunked_prefill and options.max_num_batched_tokens < longest:
+        longest, why = options.max_num_batched_tokens, "max_num_batched_tokens, since prompts are not cut"
+    return longest, why
 
 
 def _num_blocks(options: EngineOptions, block_bytes: int, longest: int, device: torch.device) -> tuple[int, str]:
@@ -344,6 +357,7 @@ def _describe(loaded: LoadedModel, sizes: _Sizes, executor: ModelExecutor, sched
         f"max_model_len: {config.max_model_len:,} tokens ({sizes.why_length})",
         f"largest prompt: {largest:,} tokens",
         f"a step: at most {config.max_num_batched_tokens:,} tokens of at most {config.max_num_seqs:,} requests",
+        *tight_limits(config, cache),
     )
 
 

@@ -29,6 +29,7 @@ TOGETHER = {
     "max_num_batched_tokens": ["--max-num-batched-tokens", "8", "--max-num-seqs", "9"],
     "long_prefill_token_threshold": ["--long-prefill-token-threshold", "9000"],
     "swap_space_gib": ["--preemption-mode", "swap"],
+    "max_model_len": ["--max-model-len", "63", "--num-blocks", "1"],
     "kv_cache_memory_gib": ["--kv-cache-memory-gib", "1", "--num-blocks", "9"],
     "weight_dtype": ["--kernels", "torch", "--weight-dtype", "bfloat16"],
     "device": ["--device", "cuda"],

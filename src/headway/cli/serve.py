@@ -12,6 +12,7 @@ import typer
 from headway.cli.fetch import fetch_progress
 from headway.cli.flags import engine_panel, flags_of
 from headway.config import EngineOptions, ServerOptions
+from headway.config.combinations import check_server
 from headway.config.sources import merge
 
 DEFAULT_MODEL = "smollm2-135m"
@@ -45,6 +46,7 @@ def serve(
     values, server_values = merge((EngineOptions, ServerOptions), (given, server), os.environ, config)
     options = EngineOptions(**{"model": DEFAULT_MODEL, **values})
     server_options = ServerOptions(**server_values)  # says what is wrong before anything is loaded
+    check_server(server_options, enable_prefix_caching=options.enable_prefix_caching)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from headway.build import build_engine
     from headway.server.run import serve as run

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from headway.config.combinations import check_fits
 from headway.config.options import Checked, ConfigError, option
 from headway.config.scheduler import CacheConfig, SchedulerConfig
 
@@ -102,7 +103,13 @@ class EngineOptions(Checked):
             raise ConfigError("swap_space_gib", self.swap_space_gib, "must be above 0 with preemption_mode swap")
         if self.preemption_mode == "recompute" and self.swap_space_gib:
             raise ConfigError("swap_space_gib", self.swap_space_gib, "has no effect with preemption_mode recompute")
-        self.early_scheduler_config()
+        if self.scheduling_policy == "longest_prefix" and not self.enable_prefix_caching:
+            raise ConfigError(
+                "scheduling_policy", self.scheduling_policy, "has no effect without enable_prefix_caching"
+            )
+        scheduler = self.early_scheduler_config()
+        if self.num_blocks is not None and self.max_model_len is not None:
+            check_fits(scheduler, self.cache_config(self.num_blocks))
 
     def early_scheduler_config(self) -> SchedulerConfig:
         """The scheduler's part as far as it is known before the model is there.

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Sequence
 
+from headway.config.combinations import server_options
 from headway.config.server import ServerOptions
 from headway.engine.async_engine import AsyncEngine
 from headway.engine.histogram import FEW, Histogram
@@ -48,8 +49,8 @@ class Service:
 
     def __init__(self, engine: AsyncEngine, options: ServerOptions) -> None:
         self.engine = engine
-        self.options = options
         inner = engine.engine
+        self.options = server_options(options, inner.scheduler.config, inner.scheduler.cache)
         scheduler = inner.scheduler.config
         own_name = inner.tokenizer.name if inner.tokenizer is not None else "headway"
         self.created = int(time.time())
