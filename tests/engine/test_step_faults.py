@@ -129,12 +129,12 @@ def alone() -> dict[str, list[int]]:
     return run.tokens
 
 
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize(("tier", "depth"), [*((tier, 1) for tier in TIERS), ("swap", 2)])
 @pytest.mark.parametrize("point", POINTS)
 def test_a_fault_ends_requests_with_an_error_or_changes_nothing(
-    point: str, tier: str, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
+    point: str, tier: str, depth: int, alone: dict[str, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(toy, **TIERS[tier])
+    run = Run(toy, depth=depth, **TIERS[tier])
     for index in range(NUM_REQUESTS):
         run.add(index)
     place, name = POINTS[point]
