@@ -92,6 +92,9 @@ def edited(logits: np.ndarray, params: SamplingParams, allowed: set[int] | None)
 def is_kept(logits: np.ndarray, token: int, params: SamplingParams) -> bool:
     """Whether the rules keep a token; at the very edge, where 32 bits cannot tell, either is right."""
     slack = 1e-5 * np.abs(logits[np.isfinite(logits)]).max() + 1e-37
+    # What is added may cancel out, but for the rounding of its sum.
+    slack += 1e-6 * (abs(params.presence_penalty) + abs(params.frequency_penalty) * len(TOKENS))
+    slack += 1e-6 * max(map(abs, params.logit_bias.values()), default=0.0)
     gaps = logits.max() - logits
     if not gaps[token] < np.inf:
         return False
