@@ -98,6 +98,8 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     ({"logit_bias": {"-1": 1}}, "logit_bias", "token ids"),
     ({"logit_bias": {"1": 101}}, "logit_bias", "100"),
     ({"logit_bias": {"300": 1}}, "logit_bias", "0 to 299"),
+    ({"logit_bias": {"1": "x"}}, "logit_bias", "the value of '1' is no number"),
+    ({"logit_bias": {"1": 1, "2": True}}, "logit_bias", "the value of '2' is no number"),
     ({"logit_bias": [1]}, "logit_bias", "dict"),
     ({"seed": 1.5}, "seed", "integer"),
     ({"priority": 2**31}, "priority", "2147483647"),

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionMessage
 
-from headway.server.tools.history import arguments_for_template
+from headway.server.tools.history import MAX_VALUES, arguments_for_template
 from tests.engine.builders import ScriptedExecutor
 from tests.server.running import Running, serving
 from tests.server.templates import ARGUMENTS_AS_JSON, ARGUMENTS_ONE_BY_ONE, TemplateTokenizer
@@ -119,6 +119,13 @@ def test_every_argument_text_is_taken_back(client: openai.OpenAI, model: Model, 
 )
 def test_templates_get_an_object(text: str | None, expected: dict[str, Any]) -> None:
     assert arguments_for_template(text) == expected
+
+
+def test_arguments_of_more_values_than_any_model_writes_are_not_read() -> None:
+    for num_values, is_read in ((MAX_VALUES, True), (MAX_VALUES + 1, False)):
+        value = {"a": [1] * num_values}
+        text = json.dumps(value)
+        assert arguments_for_template(text) == (value if is_read else {"malformed": text})
 
 
 EVERYTHING: dict[str, Any] = {

@@ -8,7 +8,7 @@ when it asked for a stream. Once a stream has begun, errors are an event of it. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -79,12 +79,19 @@ class GenerationResponse(Response):
             outputs: dict[int, RequestOutput] = {}
             while (updates := await call.take()) is not None:
                 outputs.update(_outputs(updates))
-            body = self._answer.whole([outputs[index] for index in sorted(outputs)])
-            response = json_response(body, headers=self._warnings())
+            response = await self._written([outputs[index] for index in sorted(outputs)])
         except ApiError as error:
             response = error.response()
         call.close()  # before the client can know that it has ended: it may use the id again
         await response(scope, receive, send)
+
+    async def _written(self, outputs: Sequence[RequestOutput]) -> Response:
+        """A whole answer; a large one is made off the event loop."""
+
+        def write() -> Response:
+            return json_response(self._answer.whole(outputs), headers=self._warnings())
+
+        return await self._service.offload.run(self._answer.num_bytes(outputs), write)
 
     def _warnings(self) -> dict[str, str]:
         """A header that says what of the output's schema is not kept to, if there is anything."""

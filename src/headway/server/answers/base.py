@@ -15,6 +15,8 @@ from headway.server.tokenising import TokenIds
 
 Choice = dict[str, Any]
 
+_BYTES_PER_TOKEN, _BYTES_PER_LOGPROB = 8, 32
+
 
 class Answer(ABC):
     """Makes the answer to one call, whole or in chunks.
@@ -94,6 +96,14 @@ class Answer(ABC):
             for output in self._best(outputs[first : first + candidates]):
                 choices.append(self.choice(len(choices), output))
         return {**self._envelope, "object": self.whole_object, "choices": choices, "usage": self.usage(outputs)}
+
+    def num_bytes(self, outputs: Sequence[RequestOutput]) -> int:
+        """About how large :meth:`whole` becomes, without making it."""
+        num_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
+        if self.spec.echo:
+            num_tokens += sum(len(output.prompt_token_ids) for output in outputs)
+        num_entries = 1 + (self.spec.sampling.logprobs or 0) if self.spec.wants_logprobs else 0
+        return num_tokens * (_BYTES_PER_TOKEN + num_entries * _BYTES_PER_LOGPROB)
 
     def usage(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Tokens: each prompt once, and all that was generated, choices that were not kept included."""

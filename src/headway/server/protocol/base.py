@@ -20,6 +20,18 @@ Listed = Annotated[list[Item], pydantic.Field(fail_fast=True)]
 """A list that is refused for its first wrong item: naming all of a hundred thousand would take seconds."""
 
 Tokens = Listed[int]
+
+
+def _refuse_first_wrong_number(value: Any) -> Any:
+    for key, number in value.items() if isinstance(value, dict) else ():
+        if isinstance(number, bool) or not isinstance(number, int | float):
+            raise PydanticCustomError("float_type", "the value of '{key}' is no number", {"key": str(key)[:_MAX_SHOWN]})
+    return value
+
+
+Numbers = Annotated[dict[str, float], pydantic.BeforeValidator(_refuse_first_wrong_number)]
+"""Numbers by name, refused for the first that is none."""
+
 # Members of unions are tagged with names in angle brackets, which errors leave out of the path.
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-from headway.server.protocol.base import Body, Listed, TextOrTexts
+from headway.server.protocol.base import Body, Listed, Numbers, TextOrTexts
 from headway.server.protocol.forms import ResponseFormat, StructuredOutputs
 
 
@@ -34,7 +34,7 @@ class GenerationBody(Body):
     top_p: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Numbers | None = None
     response_format: ResponseFormat | None = None
 
     # Not of OpenAI's.

@@ -14,6 +14,10 @@ from pydantic_core import from_json
 MALFORMED = "malformed"
 """The one key of an object that stands for arguments which are none; its value is their text."""
 
+MAX_VALUES = 100_000
+"""Arguments of more values are not read: no model wrote them, and one reading would hold up everybody else. Commas are
+counted, those in texts too."""
+
 
 def arguments_for_template(text: str | None) -> dict[str, Any]:
     """The arguments of a call as an object, which templates write as JSON again or go through.
@@ -22,9 +26,11 @@ def arguments_for_template(text: str | None) -> dict[str, Any]:
     * An object that was cut is what is there of it: ``{"a": 1, "b": "Os`` is ``{"a": 1, "b": "Os"}``.
     * A JSON string is read once more, since some models write objects as texts in JSON.
     * Nothing, or ``null``, is an object without keys.
-    * Anything else is ``{"malformed": text}``.
+    * Anything else is ``{"malformed": text}``, and so is what has more than ``MAX_VALUES`` values.
     """
     text = text or ""
+    if text.count(",") >= MAX_VALUES:
+        return {MALFORMED: text}
     value = _read(text)
     if isinstance(value, str):
         value = _read(value)
