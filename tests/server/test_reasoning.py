@@ -305,3 +305,25 @@ def test_reasoning_that_never_ends_is_cut_and_has_no_form(tiny: Running) -> None
     choice: Any = caught.value.completion.choices[0]
     assert choice.message.content is None
     assert caught.value.completion.usage.completion_tokens_details.reasoning_tokens == 20  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("begun", "reasons"),
+    [("<think>Hm", True), ("<think>Hm.</think>Well: ", False), ("Well: ", False), ("</think> or <think>", True)],
+)
+def test_a_message_that_is_continued_says_where_it_is(tiny: Running, begun: str, reasons: bool) -> None:
+    [end] = [token for token in range(320, 322) if tiny.engine.tokenizer.id_to_bytes(token) == b"</think>"]  # type: ignore[union-attr]
+    body = {
+        "messages": [*ASK, {"role": "assistant", "content": begun}],
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "guided_choice": ["yes", "no"],
+        "logit_bias": {str(end): 5.0},
+        "seed": 1,
+    }
+    answer = tiny.post("/v1/chat/completions", body)
+
+    assert answer.status_code == 200, answer.text
+    message = answer.json()["choices"][0]["message"]
+    assert message["content"] in ("yes", "no")
+    assert bool(message.get("reasoning_content")) is reasons

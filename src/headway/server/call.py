@@ -22,8 +22,8 @@ from headway.server import errors
 from headway.server.admission import Ticket, TurnedAway
 from headway.server.compiling import Compiling
 from headway.server.errors import ApiError
-from headway.server.reasoning import TAIL_TOKENS
-from headway.server.spec import CallSpec, EchoedPrompt, sampling_of
+from headway.server.reasoning import TAIL_TOKENS, Place
+from headway.server.spec import CallSpec, ChatPrompt, EchoedPrompt, sampling_of
 from headway.server.tokenising import TokenIds, Tokenising
 
 Updates = list[tuple[int, RequestUpdate]]
@@ -160,14 +160,18 @@ class Call:
 
     def _with_reasoning(self, prompts: Sequence[TokenIds]) -> SamplingParams:
         """The sampling parameters, with the reasoning that may come before the form of the output."""
-        sampling, reasoning = self.spec.sampling, self.spec.reasoning
-        if reasoning is None:
+        sampling, known, prompt = self.spec.sampling, self.spec.reasoning, self.spec.prompts[0]
+        if known is None:
             return sampling
-        end = self._tokenising.decode([int(token) for token in prompts[0][-TAIL_TOKENS:]], skip_special_tokens=False)
-        self.reasoning_is_open = reasoning.is_open_after(end)
+        if isinstance(prompt, ChatPrompt) and prompt.continue_final_message:
+            place = known.place_in(prompt.messages[-1]["content"])
+        else:
+            end = [int(token_id) for token_id in prompts[0][-TAIL_TOKENS:]]
+            place = known.place_after(self._tokenising.decode(end, skip_special_tokens=False))
+        self.reasoning_is_open = place is Place.WITHIN
         if sampling.structured is None:
             return sampling
-        before = reasoning.before_form(end, self._tokenising.special_ids)
+        before = known.before_form(place, self._tokenising.special_ids)
         return replace(sampling, structured=replace(sampling.structured, reasoning=before))
 
     def _prepare(self, prompts: Sequence[TokenIds]) -> list[Prepared]:

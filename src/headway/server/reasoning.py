@@ -6,6 +6,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from itertools import accumulate
 
 from headway.config.structured import Reasoning
@@ -14,6 +15,14 @@ from headway.server.tools.scanner import SPACE
 
 TAIL_TOKENS = 32
 """So many tokens of a prompt's end have any opening mark, and white space behind it."""
+
+
+class Place(Enum):
+    """Where an output begins."""
+
+    BEFORE = "before any reasoning"
+    WITHIN = "within reasoning"
+    BEHIND = "behind all reasoning"
 
 
 @dataclass(frozen=True)
@@ -34,23 +43,28 @@ class ReasoningFormat:
         """Both."""
         return (self.opening, self.closing)
 
-    def is_open_after(self, prompt: str) -> bool:
-        """Whether a prompt ends with the opening mark, as some chat templates write it. The prompt's end is enough."""
-        return prompt.rstrip(SPACE).endswith(self.opening.text)
+    def place_after(self, prompt: str) -> Place:
+        """Where an output begins: chat templates may write one of the marks, or both, at the very end of a prompt."""
+        end = prompt.rstrip(SPACE)
+        if end.endswith(self.opening.text):
+            return Place.WITHIN
+        return Place.BEHIND if end.endswith(self.closing.text) else Place.BEFORE
 
-    def before_form(self, prompt: str, special_ids: Mapping[str, int]) -> Reasoning | None:
-        """What may stand before an output of a form; nothing if the prompt has closed the reasoning already.
+    def place_in(self, message: str) -> Place:
+        """Where an output begins that goes on with a message."""
+        return Place.WITHIN if message.rfind(self.opening.text) > message.rfind(self.closing.text) else Place.BEHIND
+
+    def before_form(self, place: Place, special_ids: Mapping[str, int]) -> Reasoning | None:
+        """What may stand before an output of a form.
 
         Args:
-            prompt: its end is enough.
+            place: where the output begins.
             special_ids: ids of special tokens, by their texts.
         """
-        opening, closing = self.opening.text, self.closing.text
-        if prompt.rstrip(SPACE).endswith(closing):
+        if place is Place.BEHIND:
             return None
-        return Reasoning(
-            opening, closing, self.is_open_after(prompt), special_ids.get(opening), special_ids.get(closing)
-        )
+        opening, closing = self.opening.text, self.closing.text
+        return Reasoning(opening, closing, place is Place.WITHIN, special_ids.get(opening), special_ids.get(closing))
 
     def num_tokens(self, token_ids: Sequence[int], bytes_of: Callable[[int], bytes], *, is_open: bool) -> int:
         """Tokens of an output that are reasoning, with its marks.
