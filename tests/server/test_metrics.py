@@ -202,7 +202,9 @@ def test_requests_that_wait_are_counted_by_reason() -> None:
 def test_calls_turned_away_are_counted_by_reason() -> None:
     with serving(max_num_queued_reqs=2) as server:
         server.service.engine.snapshot_age_s = -1.0
-        assert server.complete(["a", "b", "c"]).status_code == 503
+        others = server.service.admission.admit(1)
+        assert server.complete(["a", "b"]).status_code == 503
+        others.release()
         assert server.complete("a").status_code == 200
         server.rest()
         found = scrape(server)
