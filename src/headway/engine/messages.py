@@ -73,7 +73,8 @@ class Heartbeat:
 
     Attributes:
         at_s: when it was given: after every step, and whenever the thread wakes up or falls asleep.
-        busy: whether there was something to do from then on. A busy thread that gives no more signs is stuck.
+        busy: whether there was something to do from then on, which there is not while the policy holds all requests
+            back. A busy thread that gives no more signs is stuck.
         num_steps: steps done.
         step_s: when the last step ended; ``None`` before the first.
     """
