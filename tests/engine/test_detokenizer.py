@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headway.engine.detokenizer import Detokenizer, TokenBytes
 from tests.engine.builders import BOS, EOS, ByteTokenizer
 
-BEGUN = [b"\xc3", b"\xe2", b"\xe2\x82", b"\xf0", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xef", b"\xef\xbf"]
+BEGUN = [b"\xc3", b"\xe2", b"\xe2\x82", b"\xf0", b"\xf0\x9f", b"\xf0\x9f\x98", b"\xef", b"\xef\xbf", b"\xed"]
 """Characters that are not complete."""
 
 
@@ -134,3 +134,11 @@ def test_a_character_of_the_prompt_alone_is_no_output(begun: bytes) -> None:
 
     assert "".join(pieces_of([], tokenizer, list(begun))) == ""
     assert "".join(pieces_of([BOS, ord("A")], tokenizer, [*begun, BOS, BOS, BOS, BOS, BOS])) == "A"
+
+
+@pytest.mark.parametrize("half", [b"\xed\xa0", b"\xed\xbf", b"x\xed\xa0\x80"])
+def test_half_a_surrogate_is_no_character_to_wait_for(half: bytes) -> None:
+    tokenizer = ByteTokenizer([half])
+
+    assert pieces_of([258, ord("A")], tokenizer) == [half.decode(errors="replace"), "A", ""]
+    assert pieces_of([ord("A")], tokenizer, [258]) == ["A", ""]

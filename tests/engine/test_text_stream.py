@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.config import SamplingParams
@@ -260,6 +260,7 @@ def test_special_tokens_within_the_first_min_tokens_do_not_stop() -> None:
     st.integers(1, 5),
     st.booleans(),
 )
+@example([263, 258, 260], ["ab"], 1, False)
 def test_special_tokens_are_told_with_their_place(
     tokens: list[int], stops: list[str], every: int, keeps_stop: bool
 ) -> None:

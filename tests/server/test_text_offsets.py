@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.engine.detokenizer import unfinished_end
@@ -149,6 +149,7 @@ def test_the_places_of_ids_of_a_lossy_tokenizer(kind: str) -> None:
 
 
 @given(data=st.lists(st.binary(max_size=3), min_size=1, max_size=8))
+@example(data=[b"\xed", b"\xa0"])
 def test_tokens_of_any_bytes_begin_where_their_text_does(data: list[bytes]) -> None:
     offsets = Offsets(ByteTokenizer(data).id_to_bytes)
 

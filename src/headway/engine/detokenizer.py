@@ -79,6 +79,26 @@ class TokenBytes:
         return self._texts[token_id]
 
 
+class TextDecoder:
+    """UTF-8 bytes to text, a few at a time; bytes that are no character become U+FFFD as soon as that is certain."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def held(self) -> bytes:
+        """The beginning of one character, which the next bytes may complete."""
+        return self._decoder.getstate()[0]
+
+    def decode(self, data: bytes, *, final: bool = False) -> str:
+        """Take in bytes; return the text that became certain, all of it if they are ``final``."""
+        text = self._decoder.decode(data, final)
+        held = self.held
+        if held[:1] == b"\xed" and held[1:] >= b"\xa0":  # half a surrogate, which Python waits for in vain
+            text += self._decoder.decode(b"", True)
+        return text
+
+
 class Detokenizer:
     """The text of one request.
 
@@ -89,7 +109,7 @@ class Detokenizer:
 
     def __init__(self, token_bytes: TokenBytes, prompt: Sequence[int] = ()) -> None:
         self._token_bytes = token_bytes
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = TextDecoder()
         self._begun_by_prompt = unfinished_end(token_bytes.of, prompt)
         """Bytes so far of a character that the prompt began, as long as it is neither whole nor broken."""
         self._decoder.decode(self._begun_by_prompt)
@@ -112,7 +132,7 @@ class Detokenizer:
         new = self._token_bytes.of(token_id)
         text = self._without_prompt(self._decoder.decode(new), new)
         self._tail.append(len(new))
-        self._num_held = len(self._decoder.getstate()[0])
+        self._num_held = len(self._decoder.held)
         num_behind = sum(self._tail)
         while self._tail and num_behind - self._tail[0] >= self._num_held:
             num_behind -= self._tail.popleft()
@@ -155,6 +175,6 @@ def unfinished_end(bytes_of: Callable[[int], bytes], tokens: Sequence[int] | Int
         end = bytes_of(token_id) + end
         if len(end) >= LONGEST_CHARACTER:
             break
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = TextDecoder()
     decoder.decode(end)
-    return decoder.getstate()[0]
+    return decoder.held

@@ -64,6 +64,8 @@ class TextStream:
         self._taken = (0, 0)
         """Tokens and pieces of text that were taken."""
         self._num_taken_chars = self._num_taken_specials = 0
+        self._num_let_go = self._num_released_specials = 0
+        """Characters of text and special tokens that were let go."""
         self._num_chars = 0
         """Characters of text that are certain, let go or not."""
         self._specials: list[Special] = []
@@ -94,7 +96,7 @@ class TextStream:
     @property
     def specials(self) -> tuple[Special, ...]:
         """Special tokens let go so far that left no text."""
-        return tuple(self._specials[: bisect_left(self._special_tokens, self._num_released)])
+        return tuple(self._specials[: self._num_released_specials])
 
     def push(self, token_id: int, logprobs: TokenLogprobs | None = None, *, has_text: bool = True) -> None:
         """Take in the next token.
@@ -144,9 +146,8 @@ class TextStream:
         released = slice(num_tokens, self._num_released)
         text, start = "".join(self._texts[num_texts:]), self._num_taken_chars
         self._num_taken_chars += len(text)
-        num_specials = bisect_left(self._special_tokens, self._num_released)
-        specials = self._specials[self._num_taken_specials : num_specials]
-        self._num_taken_specials = num_specials
+        specials = self._specials[self._num_taken_specials : self._num_released_specials]
+        self._num_taken_specials = self._num_released_specials
         return Piece(
             text,
             tuple(self._token_ids[released]),
@@ -164,6 +165,17 @@ class TextStream:
             text, self._num_released, self.stop = self._cutter.feed(fresh, len(self._token_ids), num_known, last=last)
         if text:
             self._texts.append(text)
+        self._let_go_specials()
+        self._num_let_go += len(text)
+
+    def _let_go_specials(self) -> None:
+        """Special tokens go with the tokens around them, never to a place before text that has gone already: a broken
+        character before them may have, while the text behind is held back."""
+        first = self._num_released_specials
+        self._num_released_specials = bisect_left(self._special_tokens, self._num_released)
+        for index in range(first, self._num_released_specials):
+            place, text = self._specials[index]
+            self._specials[index] = (max(place, self._num_let_go), text)
 
 
 class _Cutter:

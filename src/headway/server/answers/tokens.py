@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Callable, Collection, Sequence
 from itertools import groupby
 
-from headway.engine.detokenizer import is_completed
+from headway.engine.detokenizer import TextDecoder, is_completed
 
 LEAST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON does not have."""
@@ -53,7 +52,7 @@ class Offsets:
 
     def __init__(self, bytes_of: Callable[[int], bytes], begun: bytes = b"", start: int = 0) -> None:
         self._bytes_of = bytes_of
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = TextDecoder()
         self._decoder.decode(begun)
         self._is_before = bool(begun)
         """Whether the bytes that wait for the rest of their character are from before the first token."""
@@ -62,7 +61,7 @@ class Offsets:
 
     def next(self, token_id: int) -> int:
         """The place of the next token."""
-        waiting, new = self._decoder.getstate()[0], self._bytes_of(token_id)
+        waiting, new = self._decoder.held, self._bytes_of(token_id)
         text = self._decoder.decode(new[:1])
         if text and waiting and not is_completed(text, waiting + new[:1]):
             self.place += not self._is_before
