@@ -108,11 +108,10 @@ def test_memory_is_seen_at_every_stage(load: Any, tmp_path: Path, capsys: pytest
 def test_a_process_is_watched_until_the_end(load: Any) -> None:
     bench = load("memory")
 
-    with bench.watching(os.getpid()) as seen:
-        # Fresh pages, written to: what an allocator hands out may be there already, or not be there before its first use.
-        with mmap.mmap(-1, 64 * bench.MIB) as held:
-            held.write(b"x" * len(held))
-            time.sleep(4 * bench.SAMPLE_S)
+    # Fresh pages, written to: what an allocator hands out may be there already, or not be there before its first use.
+    with bench.watching(os.getpid()) as seen, mmap.mmap(-1, 64 * bench.MIB) as held:
+        held.write(b"x" * len(held))
+        time.sleep(4 * bench.SAMPLE_S)
 
     assert max(seen) - seen[0] > 32
     assert len({tuple(prompt[:3]) for prompt in bench.Work(64, 5, 1).prompts()}) == 64
