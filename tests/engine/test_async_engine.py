@@ -17,6 +17,7 @@ from headway.engine.async_engine import AsyncEngine, EngineDead, join_updates
 from headway.engine.engine import Prepared
 from headway.engine.messages import StepMessage
 from headway.engine.outputs import RequestUpdate
+from headway.engine.worker import MOST_ENTRIES
 from tests.engine.builders import ScriptedExecutor, echo, make_engine, make_scheduler
 from tests.support.gate import PATIENCE_S, Gate
 
@@ -429,3 +430,30 @@ def test_joined_updates_keep_the_places_of_special_tokens() -> None:
     ]
 
     assert join_updates(parts).specials == ((1, "<x>"), (2, "<y>"), (2, "<z>"), (3, "<x>"))
+
+
+def test_a_large_call_enters_by_and_by_beside_others_and_is_aborted_whole() -> None:
+    async def test() -> None:
+        gate = Gate()
+        async with running(ScriptedExecutor(echo, during=gate), max_num_seqs=1) as engine:
+            first = engine.submit([prepare(engine, "first", max_tokens=30)])
+            await reached(gate)
+            many = engine.submit([prepare(engine, f"many{n}", max_tokens=1) for n in range(3 * MOST_ENTRIES)])
+            late = engine.submit([prepare(engine, "late", max_tokens=1)])
+            waiting = []
+            for _ in range(4):
+                await asyncio.to_thread(gate.let_through)
+                waiting.append(engine.engine.scheduler.num_waiting)
+                if len(waiting) == 2:
+                    engine.abort(many.serials)  # a third of it has not entered yet
+            gate.open()
+
+            ends = {}
+            for name, stream in {"first": first, "many": many, "late": late}.items():
+                outputs = [update.output async for pieces in stream for _, update in pieces if update.output]
+                ends[name] = Counter(output.outputs[0].finish_reason for output in outputs)
+            assert ends == {"first": {"length": 1}, "many": {"abort": 3 * MOST_ENTRIES}, "late": {"length": 1}}
+            assert waiting[:2] == [MOST_ENTRIES, 2 * MOST_ENTRIES]
+            await ended(engine)
+
+    run(test)

@@ -158,6 +158,8 @@ BODIES: dict[str, tuple[str, Any]] = {
     "a text to tokenise into texts": ("/tokenize", {"prompt": TEXT[:900_000], "return_token_strs": True}),
     "messages to tokenise": ("/tokenize", {"messages": [{"role": "user", "content": "hi"}] * 40_000}),
     "tokens to detokenise": ("/detokenize", {"tokens": [77] * 400_000}),
+    "many prompts": (COMPLETIONS, {"prompt": ["Once upon a time"] * 250, "n": 2, "max_tokens": 1}),
+    "many choices": (COMPLETIONS, {"prompt": ["Once upon a time"] * 8, "n": 64, "max_tokens": 1}),
     "no JSON": (COMPLETIONS, None),
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import queue
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,6 +24,9 @@ from headway.engine.monitor import EngineSnapshot, Monitor
 from headway.engine.outputs import CompletionOutput, RequestError, RequestOutput, RequestUpdate
 
 logger = logging.getLogger(__name__)
+
+MOST_ENTRIES = 64
+"""Requests that enter before one step, while others are there: to enter one takes about a quarter of a millisecond."""
 
 TIMEOUT = "timeout"
 """Kind of the error of a request that had not begun by its deadline."""
@@ -94,10 +98,8 @@ class EngineWorker:
         orders = self._orders(self._engine.pause_s if self._engine.has_work else None)
         if not self.heartbeat.busy:
             self._beat(busy=True)
-        for order in orders:
-            if isinstance(order, Stop):
-                return False
-            self._carry_out(order)
+        if not self._carry_out_all(orders):
+            return False
         if self._engine.has_work:
             began_s = self._clock()
             report = self._engine.advance(self._late_aborts)
@@ -134,6 +136,25 @@ class EngineWorker:
         self._take_in()
         aborts = (order for order in self._early if isinstance(order, Abort))
         return [self._live[serial].handle for order in aborts for serial in order.serials if serial in self._live]
+
+    def _carry_out_all(self, orders: Sequence[Order]) -> bool:
+        """Carry out orders in turn; ``False`` if it is time to stop.
+
+        While others are there, no more than ``MOST_ENTRIES`` requests enter: the rest, and what came behind them, are
+        for the next turn.
+        """
+        room = MOST_ENTRIES if self._engine.has_work else sys.maxsize
+        for place, order in enumerate(orders):
+            if isinstance(order, Stop):
+                return False
+            if isinstance(order, Submit) and len(order.entries) > room:
+                self._carry_out(Submit(order.entries[:room]))
+                self._early.extendleft([*reversed(orders[place + 1 :]), Submit(order.entries[room:])])
+                return True
+            if isinstance(order, Submit):
+                room -= len(order.entries)
+            self._carry_out(order)
+        return True
 
     def _carry_out(self, order: Submit | Abort | Expire | Look) -> None:
         if isinstance(order, Submit):
