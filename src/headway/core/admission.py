@@ -92,8 +92,8 @@ class Scan:
             return
         place = num_passed = 0
         while place < len(waiting) and num_passed < state.config.max_num_seqs:
-            # Rows are displaced from the tail on, so the last one is the first in policy order: none behind it enters.
             request = self._suspect = waiting[place]
+            # Rows are displaced from the tail on, so the last one is the first in policy order: none behind it enters.
             if state.preempted and request.order_key > state.preempted[-1].order_key:
                 break
             if grants.held and not self._carries_no_prefill(request):

@@ -70,12 +70,12 @@ def _end_failed(state: SchedulerState, plan: StepPlan, result: StepResult, live:
 
 def _rows_with_unknown_blocks(state: SchedulerState, plan: StepPlan) -> list[int]:
     """Slots of rows that hold blocks which only this plan tells of, and that are not in it."""
-    columns = state.columns
+    columns, planned = state.columns, set(plan.slots.tolist())
     found: dict[int, None] = {}
     for table, new in zip(columns.tables, plan.new_blocks, strict=True):
         here = (new.index < columns.held[new.slots]) & (table[new.slots, new.index] == new.block_ids)
         found |= dict.fromkeys(new.slots[here & ~columns.draining[new.slots]].tolist())
-    return [slot for slot in found if slot not in set(plan.slots.tolist())]
+    return [slot for slot in found if slot not in planned]
 
 
 def _deliver(state: SchedulerState, slots: Int32, tokens: Int32, counts: Int32) -> tuple[Int32, Int32, Bool]:
